@@ -1,0 +1,5 @@
+"""specmodel: a calibrated cost model of speculative decoding."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
