@@ -1,17 +1,24 @@
 """The nouns of the calibration file, format 1, and their invariants.
 
-Plain frozen dataclasses: what was measured about one deployment. Every dimensional field ends in its unit. Ranges of
-single fields are stated as `annotated_types` metadata, rules over several fields in ``__post_init__``; `specmodel.io`
-turns both into messages with a file and a key path.
+Plain frozen dataclasses: what was measured about one deployment. Every dimensional field ends in its unit: times are
+milliseconds (``_ms``), throughput is tokens per second (``tok_s``), sizes are bytes (``_bytes``). Ranges of single
+fields are stated as metadata of their types and checked where a file is read (`specmodel.io`); rules over several
+fields (`specmodel.invariants`) are checked whenever a row is built, in a file or in Python, and raise `FormError`.
+What each field means is said once, in `specmodel.schema`, and shown by editors and by ``specmodel schema``.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Len
+
+from specmodel import invariants
+from specmodel.errors import Fault, FormError
 
 __all__ = [
     "SCHEMA",
@@ -34,17 +41,87 @@ __all__ = [
 
 SCHEMA = "specmodel.calibration/1"
 
-Count = Annotated[int, Ge(1)]
-NonNegativeInt = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Probability = Annotated[float, Ge(0), Le(1)]
+# Largest whole number that a file may state: beyond any count or size in bytes, and exact as a double.
+MAX_INTEGER = 10**15
+
+
+class _Strict:
+    """Metadata for the validator: no text for a number, no number for a flag."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        schema = handler(source)
+        schema["strict"] = True
+        return schema
+
+
+class _NotNull:
+    """Metadata for the validator: the key may be absent, but not null."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return handler(source)["schema"]
+
+
+class _Matching:
+    """Metadata for the validator: text that matches a pattern throughout."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {"type": "str", "strict": True, "pattern": self.pattern}
+
+
+# not blank, no line break and no other control character
+_ONE_LINE = _Matching(r"^[^\x00-\x08\x0a-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x08\x0a-\x1f\x7f]*$")
+_FILE_SAFE = _Matching(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+class _IsoDate:
+    """Metadata for the validator: a date, or YYYY-MM-DD as JSON and YAML 1.2 state it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        function = {"type": "no-info", "function": self.read}
+        return {"type": "function-before", "function": function, "schema": {"type": "date", "strict": True}}
+
+    @staticmethod
+    def read(value: Any) -> Any:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
+            return datetime.date.fromisoformat(value)
+        if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+            raise ValueError("not a date")
+        return value
+
+
+_T = TypeVar("_T")
+Maybe = Annotated[_T | None, _NotNull()]
+
+Count = Annotated[int, _Strict(), Ge(1), Le(MAX_INTEGER)]
+NonNegativeInt = Annotated[int, _Strict(), Ge(0), Le(MAX_INTEGER)]
+Number = Annotated[float, _Strict()]
+Positive = Annotated[Number, Gt(0)]
+NonNegative = Annotated[Number, Ge(0)]
+Probability = Annotated[Number, Ge(0), Le(1)]
+AtLeastOne = Annotated[Number, Ge(1)]
+Flag = Annotated[bool, _Strict()]
 Range = tuple[Positive, Positive]
-Batch = Annotated[float, Ge(1)]
-Text = Annotated[str, Len(1)]
+Batch = AtLeastOne
+Text = Annotated[str, _ONE_LINE]
+Paragraph = Annotated[str, _Strict(), Len(1)]
+Date = Annotated[datetime.date, _IsoDate()]
+Name = Text
+EnvironmentValue = Annotated[str, _Strict()]
+FactValue = Flag | Annotated[int, _Strict(), Ge(-MAX_INTEGER), Le(MAX_INTEGER)] | Number | Annotated[str, _Strict()]
+FileSafeName = Annotated[str, _FILE_SAFE]
+Counts = Annotated[tuple[NonNegativeInt, ...], Len(1)]
+Probabilities = Annotated[tuple[Probability, ...], Len(1)]
 Method = Literal["eagle3", "eagle", "mtp", "draft_model", "ngram", "parallel", "none"]
 
 _CONFIG: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
+
+
+def _require(faults: list[Fault]) -> None:
+    if faults:
+        raise FormError("\n".join(map(str, faults)), faults=faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +130,10 @@ class Provenance:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
-    source: Text | None = None
-    url: Text | None = None
-    date: datetime.date | None = None
-    caveats: tuple[Text, ...] = ()
+    source: Maybe[Text] = None
+    url: Maybe[Text] = None
+    date: Maybe[Date] = None
+    caveats: tuple[Paragraph, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +142,14 @@ class System:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
-    gpu: Text | None = None
-    num_gpus: Count | None = None
-    nodes: Count | None = None
-    tensor_parallel: Count | None = None
+    gpu: Maybe[Text] = None
+    num_gpus: Maybe[Count] = None
+    nodes: Maybe[Count] = None
+    tensor_parallel: Maybe[Count] = None
     data_parallel: Count = 1
-    expert_parallel: Count | None = None
-    engine: Text | None = None
-    engine_version: Text | None = None
+    expert_parallel: Maybe[Count] = None
+    engine: Maybe[Text] = None
+    engine_version: Maybe[Text] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +158,19 @@ class ModelShape:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
-    target: Text | None = None
-    draft: Text | None = None
-    method: Method | None = None
-    hidden_size: Count | None = None
-    num_layers: Count | None = None
+    target: Maybe[Text] = None
+    draft: Maybe[Text] = None
+    method: Maybe[Method] = None
+    hidden_size: Maybe[Count] = None
+    num_layers: Maybe[Count] = None
     activation_bytes: Count = 2
-    num_experts: Count | None = None
-    experts_per_token: Count | None = None
-    cuda_graph_sizes: tuple[Count, ...] = ()
+    num_experts: Maybe[Count] = None
+    experts_per_token: Maybe[Count] = None
+    cuda_graph_sizes: Annotated[tuple[Count, ...], Len(1)] = ()
     cuda_graph_unit: Literal["tokens", "sequences"] = "tokens"
+
+    def __post_init__(self) -> None:
+        _require(invariants.model_faults(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +179,7 @@ class CommSetting:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[Name, EnvironmentValue] = field(default_factory=dict)
     flags: tuple[Text, ...] = ()
 
 
@@ -109,8 +189,8 @@ class Workload:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
-    weight: NonNegative | None = None
-    output_tokens: Positive | None = None
+    weight: Maybe[NonNegative] = None
+    output_tokens: Maybe[Positive] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +201,17 @@ class VerifyRow:
 
     tokens: Count
     batch: Batch = 1
-    context_tokens: NonNegativeInt | None = None
-    comm: str = "default"
-    cuda_graph: bool = True
-    time_ms: Positive | None = None
-    sd_ms: NonNegative | None = None
-    samples: Count | None = None
-    range_ms: Range | None = None
-    note: str | None = None
+    context_tokens: Maybe[NonNegativeInt] = None
+    comm: Name = "default"
+    cuda_graph: Flag = True
+    time_ms: Maybe[Positive] = None
+    sd_ms: Maybe[NonNegative] = None
+    samples: Maybe[Count] = None
+    range_ms: Maybe[Range] = None
+    note: Maybe[Text] = None
+
+    def __post_init__(self) -> None:
+        _require(invariants.time_faults(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +222,20 @@ class DraftRow:
 
     num_steps: Count
     topk: Count = 1
-    num_draft_tokens: Count | None = None
+    num_draft_tokens: Maybe[Count] = None
     batch: Batch = 1
-    context_tokens: NonNegativeInt | None = None
-    comm: str = "default"
-    cuda_graph: bool = True
-    graph_scope: Literal["step", "cycle"] | None = None
-    time_ms: Positive | None = None
-    sd_ms: NonNegative | None = None
-    samples: Count | None = None
-    range_ms: Range | None = None
-    note: str | None = None
+    context_tokens: Maybe[NonNegativeInt] = None
+    comm: Name = "default"
+    cuda_graph: Flag = True
+    graph_scope: Maybe[Literal["step", "cycle"]] = None
+    time_ms: Maybe[Positive] = None
+    sd_ms: Maybe[NonNegative] = None
+    samples: Maybe[Count] = None
+    range_ms: Maybe[Range] = None
+    note: Maybe[Text] = None
+
+    def __post_init__(self) -> None:
+        _require(invariants.draft_faults(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,16 +245,19 @@ class AllreduceRow:
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
     size_bytes: Count
-    comm: str = "default"
-    num_gpus: Count | None = None
-    in_graph: bool | None = None
+    comm: Name = "default"
+    num_gpus: Maybe[Count] = None
+    in_graph: Maybe[Flag] = None
     batch: Batch = 1
-    context_tokens: NonNegativeInt | None = None
-    time_ms: Positive | None = None
-    sd_ms: NonNegative | None = None
-    samples: Count | None = None
-    range_ms: Range | None = None
-    note: str | None = None
+    context_tokens: Maybe[NonNegativeInt] = None
+    time_ms: Maybe[Positive] = None
+    sd_ms: Maybe[NonNegative] = None
+    samples: Maybe[Count] = None
+    range_ms: Maybe[Range] = None
+    note: Maybe[Text] = None
+
+    def __post_init__(self) -> None:
+        _require(invariants.time_faults(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +268,16 @@ class PrefillRow:
 
     tokens: Count
     batch: Batch = 1
-    context_tokens: NonNegativeInt | None = None
-    comm: str = "default"
-    time_ms: Positive | None = None
-    sd_ms: NonNegative | None = None
-    samples: Count | None = None
-    range_ms: Range | None = None
-    note: str | None = None
+    context_tokens: Maybe[NonNegativeInt] = None
+    comm: Name = "default"
+    time_ms: Maybe[Positive] = None
+    sd_ms: Maybe[NonNegative] = None
+    samples: Maybe[Count] = None
+    range_ms: Maybe[Range] = None
+    note: Maybe[Text] = None
+
+    def __post_init__(self) -> None:
+        _require(invariants.time_faults(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,29 +288,32 @@ class CycleRow:
 
     num_steps: NonNegativeInt
     topk: Count = 1
-    num_draft_tokens: Count | None = None
-    speculation: bool | None = None
+    num_draft_tokens: Maybe[Count] = None
+    speculation: Maybe[Flag] = None
     batch: Batch = 1
-    comm: str = "default"
-    workload: str = "default"
-    context_tokens: NonNegativeInt | None = None
-    cuda_graph: bool = True
-    graph_scope: Literal["step", "cycle"] | None = None
-    verify_cuda_graph: bool = True
-    mean_draft_tokens: NonNegative | None = None
-    acceptance_length: Annotated[float, Ge(1)] | None = None
-    tok_s: Positive | None = None
-    tpot_ms: Positive | None = None
-    cycle_ms: Positive | None = None
-    tok_s_at_most: Positive | None = None
-    sd_tok_s: NonNegative | None = None
-    sd_tpot_ms: NonNegative | None = None
-    sd_cycle_ms: NonNegative | None = None
-    range_tok_s: Range | None = None
-    range_tpot_ms: Range | None = None
-    range_cycle_ms: Range | None = None
-    samples: Count | None = None
-    note: str | None = None
+    comm: Name = "default"
+    workload: Name = "default"
+    context_tokens: Maybe[NonNegativeInt] = None
+    cuda_graph: Flag = True
+    graph_scope: Maybe[Literal["step", "cycle"]] = None
+    verify_cuda_graph: Flag = True
+    mean_draft_tokens: Maybe[NonNegative] = None
+    acceptance_length: Maybe[AtLeastOne] = None
+    tok_s: Maybe[Positive] = None
+    tpot_ms: Maybe[Positive] = None
+    cycle_ms: Maybe[Positive] = None
+    tok_s_at_most: Maybe[Positive] = None
+    sd_tok_s: Maybe[NonNegative] = None
+    sd_tpot_ms: Maybe[NonNegative] = None
+    sd_cycle_ms: Maybe[NonNegative] = None
+    range_tok_s: Maybe[Range] = None
+    range_tpot_ms: Maybe[Range] = None
+    range_cycle_ms: Maybe[Range] = None
+    samples: Maybe[Count] = None
+    note: Maybe[Text] = None
+
+    def __post_init__(self) -> None:
+        _require(invariants.cycle_faults(self))
 
     @property
     def speculating(self) -> bool:
@@ -238,19 +333,22 @@ class AcceptanceEntry:
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
     num_steps: Count
-    workload: str = "default"
+    workload: Name = "default"
     topk: Count = 1
-    num_draft_tokens: Count | None = None
-    drafts: Count | None = None
-    drafted_per_position: tuple[NonNegative, ...] | None = None
-    prompts: Count | None = None
-    sd: NonNegative | None = None
-    accepted_per_position: tuple[NonNegative, ...] | None = None
-    accepted_by_rank: tuple[tuple[NonNegative, ...], ...] | None = None
-    survival: tuple[Probability, ...] | None = None
-    conditional: tuple[Probability, ...] | None = None
-    acceptance_length: Annotated[float, Ge(1)] | None = None
-    note: str | None = None
+    num_draft_tokens: Maybe[Count] = None
+    drafts: Maybe[Count] = None
+    drafted_per_position: Maybe[Counts] = None
+    prompts: Maybe[Count] = None
+    sd: Maybe[NonNegative] = None
+    accepted_per_position: Maybe[Counts] = None
+    accepted_by_rank: Maybe[Annotated[tuple[Counts, ...], Len(1)]] = None
+    survival: Maybe[Probabilities] = None
+    conditional: Maybe[Probabilities] = None
+    acceptance_length: Maybe[AtLeastOne] = None
+    note: Maybe[Text] = None
+
+    def __post_init__(self) -> None:
+        _require(invariants.acceptance_faults(self))
 
     @property
     def verify_tokens(self) -> int:
@@ -273,10 +371,10 @@ class Evidence:
         "free_memory_bytes",
         "other",
     ]
-    value: bool | int | float | str
-    ranks: Count | None = None
-    source: Text | None = None
-    note: str | None = None
+    value: FactValue
+    ranks: Maybe[Count] = None
+    source: Maybe[Text] = None
+    note: Maybe[Text] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,14 +406,30 @@ class Calibration:
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
     schema: Literal["specmodel.calibration/1"]
-    name: str
-    description: str | None = None
+    name: FileSafeName
+    description: Maybe[Text] = None
     provenance: Provenance = field(default_factory=Provenance)
     system: System = field(default_factory=System)
     model: ModelShape = field(default_factory=ModelShape)
-    comm: dict[str, CommSetting] = field(default_factory=dict)
-    workloads: dict[str, Workload] = field(default_factory=dict)
+    comm: dict[Name, CommSetting] = field(default_factory=dict)
+    workloads: dict[Name, Workload] = field(default_factory=dict)
     measurements: Measurements = field(default_factory=Measurements)
     acceptance: tuple[AcceptanceEntry, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     validation: Validation = field(default_factory=Validation)
+
+    def __post_init__(self) -> None:
+        _require(invariants.comm_faults(self.comm, self.tables))
+
+    @property
+    def tables(self) -> tuple[tuple[str, Sequence[Any]], ...]:
+        """Every table whose rows name a communication setting: its key path and its rows."""
+        measured = self.measurements
+        return (
+            ("measurements.verify", measured.verify),
+            ("measurements.draft", measured.draft),
+            ("measurements.allreduce", measured.allreduce),
+            ("measurements.prefill", measured.prefill),
+            ("measurements.cycles", measured.cycles),
+            ("validation.cycles", self.validation.cycles),
+        )
