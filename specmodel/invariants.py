@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from specmodel.errors import Fault
@@ -27,8 +28,9 @@ def names_of(names: Iterable[str]) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word that `word` was most likely meant to be."""
-    return next(iter(difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)), None)
+    """The allowed word that `word` was most likely meant to be; of the first 200, in bounded time."""
+    words = [name for name in islice(allowed, 200) if isinstance(name, str) and len(name) <= 80]
+    return next(iter(difflib.get_close_matches(word[:80], words, n=1, cutoff=0.6)), None)
 
 
 def time_faults(row: Any) -> list[Fault]:
@@ -49,7 +51,9 @@ def shape_faults(row: Any) -> list[Fault]:
         return [Fault(path="num_draft_tokens", must=must, got=str(tokens), remedy=remedy)]
     if row.topk > 1:
         if k < 1:
-            return [Fault(path="num_steps", must="1 or more for a tree", got=str(k), remedy="delete topk to mean a chain")]
+            return [
+                Fault(path="num_steps", must="1 or more for a tree", got=str(k), remedy="delete topk to mean a chain")
+            ]
         if tokens is None or tokens < 2:
             remedy = "state how many tokens the target verifies per sequence, the root included, or delete topk"
             got = "nothing" if tokens is None else str(tokens)
@@ -140,14 +144,17 @@ def comm_faults(settings: Iterable[str], tables: Iterable[tuple[str, Sequence[An
     tables : iterable of (key path, rows)
         Every table whose rows name a setting.
     """
-    known, faults = {"default", *settings}, []
+    known: dict[Any, None] = dict.fromkeys(["default", *settings])
+    faults = []
     for path, rows in tables:
         for i, row in enumerate(rows):
             name = row.comm
-            if name not in known and isinstance(name, str):
+            if isinstance(name, str) and name not in known:
                 meant = nearest(name, known)
                 remedy = f"list it under comm{f', or did you mean `{meant}`?' if meant else ''}"
-                allowed = f"default or a name listed under comm ({', '.join(sorted(known)[:8])})"
+                allowed = (
+                    f"default or a name listed under comm ({', '.join(str(name)[:40] for name in islice(known, 8))})"
+                )
                 faults.append(Fault(path=f"{path}[{i}].comm", must=allowed, got=repr(name[:60]), remedy=remedy))
     return faults
 
@@ -184,7 +191,9 @@ def _count_faults(row: Any) -> list[Fault]:
     accepted = row.accepted_per_position or ()
     if tried and len(tried) < len(accepted):
         must, got = f"as long as accepted_per_position ({len(accepted)})", f"{len(tried)} positions"
-        faults.append(Fault(path="drafted_per_position", must=must, got=got, remedy="give the attempts at each position"))
+        faults.append(
+            Fault(path="drafted_per_position", must=must, got=got, remedy="give the attempts at each position")
+        )
     for i, count in enumerate(accepted):
         limit, name = (tried[i], f"drafted_per_position[{i}]") if tried and i < len(tried) else (drafts, "drafts")
         if count > limit:
