@@ -1,0 +1,1 @@
+"""The measuring harness: CUDA C++ sources, and what builds them, plans, measures and writes a calibration."""
