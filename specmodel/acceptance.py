@@ -1,0 +1,311 @@
+"""Acceptance: survival curves, expected tokens, trees, estimation from counts, and the prior of a drafter's kind.
+
+Notation: ``conditional[k-1]`` = P(draft k accepted | drafts 1..k-1 accepted), ``survival[k-1]`` = P(at least k
+accepted) = product of the conditionals, acceptance length = E[N] = 1 + sum of survivals (the bonus token included).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "AcceptancePrior",
+    "SurvivalEstimate",
+    "Tree",
+    "acceptance_length",
+    "acceptance_lengths",
+    "acceptance_variance",
+    "best_tree",
+    "conditional_from_survival",
+    "constant_acceptance_length",
+    "cycles_for_tokens",
+    "design_effect",
+    "grow_tree",
+    "harmonic_mean",
+    "kaplan_meier",
+    "log_length_gradient",
+    "logit",
+    "mixture_length",
+    "monotone",
+    "prior_of",
+    "sigmoid",
+    "survival_from_conditional",
+]
+
+Array = NDArray[np.float64]
+
+
+def logit(p: ArrayLike) -> Array:
+    """Log odds of a probability, elementwise; 0 and 1 are moved in by 1e-9."""
+    q = np.clip(np.asarray(p, dtype=float), 1e-9, 1.0 - 1e-9)
+    return np.asarray(np.log(q) - np.log1p(-q))
+
+
+def sigmoid(x: ArrayLike) -> Array:
+    """Inverse of `logit`, elementwise."""
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * np.asarray(x, dtype=float))))
+
+
+def survival_from_conditional(conditional: ArrayLike) -> Array:
+    """Survival curve of conditional acceptances along the last axis: the running product."""
+    return np.cumprod(np.asarray(conditional, dtype=float), axis=-1)
+
+
+def conditional_from_survival(survival: ArrayLike) -> Array:
+    """Conditional acceptances of a survival curve along the last axis; 0 where nothing survives."""
+    s = np.asarray(survival, dtype=float)
+    before = np.concatenate([np.ones_like(s[..., :1]), s[..., :-1]], axis=-1)
+    return np.divide(s, before, out=np.zeros_like(s), where=before > 0)
+
+
+def acceptance_length(survival: ArrayLike) -> Array:
+    """Expected tokens a cycle, bonus included: ``1 + sum(survival)`` over the last axis."""
+    return np.asarray(1.0 + np.sum(np.asarray(survival, dtype=float), axis=-1))
+
+
+def acceptance_lengths(conditional: ArrayLike) -> Array:
+    """Expected tokens for every step count 0..K at once, last axis K+1 long."""
+    s = survival_from_conditional(conditional)
+    return np.concatenate([np.ones_like(s[..., :1]), 1.0 + np.cumsum(s, axis=-1)], axis=-1)
+
+
+def acceptance_variance(survival: ArrayLike) -> Array:
+    """Variance of the tokens a cycle: ``sum (2k+1) S_k - E[N]^2`` with S_0 = 1, over the last axis."""
+    s = np.asarray(survival, dtype=float)
+    k = np.arange(1, s.shape[-1] + 1)
+    return np.asarray(1.0 + np.sum((2 * k + 1) * s, axis=-1) - acceptance_length(s) ** 2)
+
+
+def constant_acceptance_length(alpha: ArrayLike, num_steps: ArrayLike) -> Array:
+    """E[N] for one acceptance rate at every position: ``(1 - a^(K+1)) / (1 - a)`` (Leviathan et al. 2023, equation 1)."""
+    a, K = np.broadcast_arrays(np.asarray(alpha, dtype=float), np.asarray(num_steps, dtype=float))
+    gap = 1.0 - a
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = -np.expm1((K + 1) * np.log(a)) / gap
+    return np.asarray(np.where(gap < 1e-12, K + 1, np.where(a <= 0, 1.0, value)))
+
+
+def cycles_for_tokens(num_tokens: float, mean: float, variance: float) -> float:
+    """Expected cycles to emit `num_tokens`, the overshoot of the last cycle included.
+
+    ``(L + (v + m^2 - m) / (2 m)) / m``: renewal theory for a lattice step of mean m and variance v (Lorden).
+    """
+    return (num_tokens + (variance + mean * mean - mean) / (2.0 * mean)) / mean
+
+
+def harmonic_mean(values: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Weighted harmonic mean: the acceptance length of prompts of equal length taken together."""
+    v = np.asarray(values, dtype=float)
+    w = np.ones_like(v) if weights is None else np.asarray(weights, dtype=float)
+    return float(np.sum(w) / np.sum(w / v))
+
+
+def mixture_length(lengths: ArrayLike, shares: ArrayLike) -> Array:
+    """Acceptance length of a mixture by share of tokens (harmonic), over the first axis."""
+    w = np.asarray(shares, dtype=float)
+    return np.asarray(1.0 / np.tensordot(w / np.sum(w), 1.0 / np.asarray(lengths, dtype=float), axes=(0, 0)))
+
+
+def design_effect(drafts: float, prompts: float, intraclass_correlation: float = 0.05) -> float:
+    """Variance inflation of counts that come from few prompts: ``1 + (m - 1) ICC`` (Kish), m drafts a prompt."""
+    return 1.0 + max(drafts / prompts - 1.0, 0.0) * intraclass_correlation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivalEstimate:
+    """Product-limit estimate of a survival curve from counts of accepted drafts."""
+
+    conditional: Array
+    survival: Array
+    survival_sd: Array
+    length: float
+    length_sd: float
+
+
+def kaplan_meier(histogram: ArrayLike) -> SurvivalEstimate:
+    """Survival of a chain from a histogram of accepted counts, ``histogram[j]`` cycles that accepted j of K drafts.
+
+    Kaplan and Meier's product-limit estimate with Greenwood's variance; with one cap, as here, it equals the
+    binomial ``S (1 - S) / n``.
+    """
+    h = np.asarray(histogram, dtype=float)
+    at_least = np.cumsum(h[::-1])[::-1]
+    cycles = at_least[0]
+    conditional = np.divide(at_least[1:], at_least[:-1], out=np.zeros(len(h) - 1), where=at_least[:-1] > 0)
+    survival = at_least[1:] / cycles
+    covariance = np.minimum.outer(survival, survival) - np.outer(survival, survival)
+    return SurvivalEstimate(
+        conditional=conditional,
+        survival=survival,
+        survival_sd=np.sqrt(np.maximum(survival * (1.0 - survival), 0.0) / cycles),
+        length=float(acceptance_length(survival)),
+        length_sd=float(np.sqrt(np.sum(covariance) / cycles)),
+    )
+
+
+def monotone(values: ArrayLike, weights: ArrayLike | None = None) -> Array:
+    """Non-increasing least-squares fit by pooling adjacent violators (Barlow et al. 1972)."""
+    v = [float(x) for x in np.asarray(values, dtype=float)]
+    w = [1.0] * len(v) if weights is None else [float(x) for x in np.asarray(weights, dtype=float)]
+    blocks: list[list[float]] = []
+    for value, weight in zip(v, w, strict=True):
+        blocks.append([value, weight, 1.0])
+        while len(blocks) > 1 and blocks[-1][0] > blocks[-2][0]:
+            last, prior = blocks.pop(), blocks.pop()
+            total = last[1] + prior[1]
+            blocks.append([(last[0] * last[1] + prior[0] * prior[1]) / total, total, last[2] + prior[2]])
+    return np.concatenate([np.full(int(count), value) for value, _, count in blocks])
+
+
+# ------------------------------------------------------------------------------------------------------------- trees
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The best tree within given limits: its nodes (depth, rank, path probability), best first, and its gradient."""
+
+    nodes: tuple[tuple[int, int, float], ...]
+    length: float
+    """Expected tokens a cycle: 1 for the root and the path probability of every node."""
+    by_log_first: Array
+    """Derivative of `length` by the logarithm of the first-rank acceptance at each depth."""
+    by_log_ratio: float
+    """Derivative of `length` by the logarithm of the rank ratio."""
+
+
+def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: int, num_draft_tokens: int) -> Tree:
+    """The tree of largest expected length within SGLang's limits.
+
+    A child of rank r (from 0) is the accepted one with probability ``conditional[depth] * rank_ratio**r``, scaled
+    down where the children of a node would have more than certainty together. The path probabilities fall along edges
+    and from sibling to sibling, so taking the largest first gives a valid tree and the optimum (equal to the dynamic
+    programme of Sequoia, arXiv 2402.12374, proposition 3.4).
+
+    Parameters
+    ----------
+    conditional : array_like
+        Acceptance of the first candidate by depth, at least `num_steps` long.
+    rank_ratio : float
+        Acceptance of one rank over that of the rank before, within (0, 1).
+    num_steps, topk, num_draft_tokens : int
+        As SGLang defines them: depth, width a node, and nodes with the root counted.
+    """
+    ranks = rank_ratio ** np.arange(topk, dtype=float)
+    first = np.minimum(np.asarray(conditional, dtype=float)[:num_steps], 1.0 / ranks.sum())
+    nodes, rank_sums = grow_tree(np.outer(first, ranks), num_draft_tokens)
+    by_first = np.zeros(len(first))
+    for depth, _, value in nodes:
+        by_first[:depth] += value
+    return Tree(
+        nodes=tuple(nodes),
+        length=1.0 + sum(value for _, _, value in nodes),
+        by_log_first=by_first,
+        by_log_ratio=sum(value * ranks_ for (_, _, value), ranks_ in zip(nodes, rank_sums, strict=True)),
+    )
+
+
+def grow_tree(probability: Array, num_tokens: int) -> tuple[list[tuple[int, int, float]], list[int]]:
+    """Best-first growth of a tree of `num_tokens` nodes, the root counted.
+
+    Parameters
+    ----------
+    probability : numpy.ndarray, shape (depths, ranks)
+        Acceptance of a child by the depth of its parent and its rank, non-increasing in the rank.
+    num_tokens : int
+        Verified tokens: the root and ``num_tokens - 1`` nodes.
+
+    Returns
+    -------
+    nodes : list of (depth, rank, path probability), best first
+    rank_sums : list of int
+        Sum of the ranks along the path to each node.
+    """
+    depths, width = probability.shape
+    nodes: list[tuple[int, int, float]] = []
+    rank_sums: list[int] = []
+    # An entry is the best sibling not yet taken under one parent: value, tie-break, depth of the parent, rank, parent.
+    heap: list[tuple[float, int, int, int, float, int]] = []
+    order = 0
+
+    def push(depth: int, rank: int, parent: float, rank_sum: int) -> None:
+        nonlocal order
+        order += 1
+        heapq.heappush(heap, (-parent * float(probability[depth, rank]), order, depth, rank, parent, rank_sum))
+
+    if depths and width:
+        push(0, 0, 1.0, 0)
+    while heap and len(nodes) < num_tokens - 1 and heap[0][0] < 0.0:
+        negative, _, depth, rank, parent, parent_sum = heapq.heappop(heap)
+        nodes.append((depth + 1, rank, -negative))
+        rank_sums.append(parent_sum + rank)
+        if rank + 1 < width:
+            push(depth, rank + 1, parent, parent_sum)
+        if depth + 1 < depths:
+            push(depth + 1, 0, -negative, parent_sum + rank)
+    return nodes, rank_sums
+
+
+# ------------------------------------------------------------------------------------------------------------- prior
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptancePrior:
+    """Gaussian prior of the logits of the conditional acceptance of one workload.
+
+    ``mean(k) = level - decay ln k``, covariance ``level_sd^2 + decay_sd^2 ln k ln k' + walk_sd^2 (min(k, k') - 1)``;
+    `shared` is the correlation of the level and decay of two workloads of one drafter.
+    """
+
+    level: float = 1.0
+    decay: float = 0.25
+    level_sd: float = 0.9
+    decay_sd: float = 0.6
+    walk_sd: float = 0.2
+    shared: float = 0.5
+
+    def mean(self, positions: int) -> Array:
+        """Prior mean of the logits at positions 1..`positions`."""
+        return np.asarray(self.level - self.decay * np.log(np.arange(1, positions + 1)))
+
+    def covariance(self, positions: int) -> Array:
+        """Prior covariance of the logits of one workload, shape (positions, positions)."""
+        k = np.arange(1, positions + 1)
+        log_k = np.log(k)
+        walk = np.minimum.outer(k, k) - 1.0
+        return np.asarray(self.level_sd**2 + self.decay_sd**2 * np.outer(log_k, log_k) + self.walk_sd**2 * walk)
+
+
+_PRIORS = {
+    # A parallel drafter fills one trained block; its later positions see less and fall faster.
+    "parallel": AcceptancePrior(level=1.2, decay=0.45),
+    # A suggestion that matched keeps matching: acceptance does not fall along it.
+    "ngram": AcceptancePrior(level=0.4, decay=-0.2),
+}
+
+
+def prior_of(method: str | None) -> AcceptancePrior:
+    """Prior for a drafter's kind (`ModelShape.method`)."""
+    return _PRIORS.get(method or "", AcceptancePrior())
+
+
+def log_length_gradient(conditional: Array) -> tuple[Array, Array]:
+    """Logarithm of E[N_K] for K = 0..n and its derivative by the logits.
+
+    Parameters
+    ----------
+    conditional : numpy.ndarray
+        Conditional acceptances of positions 1..n.
+
+    Returns
+    -------
+    log_length : numpy.ndarray, shape (n + 1,)
+    gradient : numpy.ndarray, shape (n + 1, n)
+        ``d ln E[N_K] / d logit(c_k) = (1 - c_k) (S_k + ... + S_K) / E[N_K]``, 0 for k > K.
+    """
+    n = len(conditional)
+    s = np.cumprod(conditional)
+    total = np.concatenate([[0.0], np.cumsum(s)])
+    length = 1.0 + total
+    # S_k + ... + S_K = total[K] - total[k-1]
+    tail = np.maximum(total[:, None] - total[None, :n], 0.0) * (np.arange(n + 1)[:, None] > np.arange(n)[None, :])
+    return np.log(length), tail * (1.0 - conditional)[None, :] / length[:, None]

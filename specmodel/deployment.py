@@ -1,0 +1,212 @@
+"""What of a deployment is constant: graph padding, all-reduce curves, contexts; and configurations as cost points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specmodel.calibration import Calibration
+from specmodel.cost import CostPoints, CostStructure
+from specmodel.residual import ResidualPoints
+
+__all__ = ["AllreduceCurve", "Deployment", "Settings", "deployment_of"]
+
+Array = NDArray[np.float64]
+MODES = {"step": 0, "cycle": 1, None: 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllreduceCurve:
+    """Time of one all-reduce by size, measured at increasing sizes."""
+
+    size_bytes: Array
+    time_ms: Array
+
+    def at(self, size_bytes: Array) -> Array:
+        """Time at any size: log-log between measured sizes, flat below, the last per-byte cost above; ms."""
+        x, y = np.log(self.size_bytes), np.log(self.time_ms)
+        inside = np.exp(np.interp(np.log(np.maximum(size_bytes, 1.0)), x, y))
+        beyond = np.maximum(size_bytes / self.size_bytes[-1], 1.0)
+        if len(x) < 2:
+            return np.asarray(inside)
+        # Bytes cost at most what they cost on average at the largest measured size.
+        slope = min(max((y[-1] - y[-2]) / (x[-1] - x[-2]), 0.0), 1.0)
+        return np.asarray(inside * beyond**slope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Configurations of whole ranks together, as arrays that broadcast: what a user varies."""
+
+    num_steps: Array
+    verify_tokens: Array
+    """Verified tokens per sequence, root included."""
+    batch: Array
+    context_tokens: Array
+    """NaN where none is stated."""
+    comm: NDArray[np.intp]
+    speculating: Array
+    topk: Array
+    draft_mode: NDArray[np.intp]
+    verify_eager: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Constants of one deployment."""
+
+    structure: CostStructure
+    data_parallel: int
+    graph_sizes: Array
+    graph_unit: str
+    context_reference: float
+    """Tokens; the median of the stated contexts, NaN where none is stated."""
+    curves: tuple[AllreduceCurve | None, ...]
+    """All-reduce curve of each communication setting; that of `default` where a setting has none of its own."""
+    own_curve: tuple[bool, ...]
+    message_bytes_per_token: float
+    allreduces_per_pass: int
+
+    def points(self, settings: Settings, rank_batch: bool = False) -> tuple[CostPoints, ResidualPoints]:
+        """Cost and residual points of N settings; `rank_batch` says that `batch` is already that of one rank."""
+        arrays = [getattr(settings, name) for name in settings.__slots__]
+        K, q, batch, context, comm, on, topk, mode, eager = np.broadcast_arrays(*arrays)
+        b = batch if rank_batch else np.maximum(batch / self.data_parallel, 1.0)
+        padded_b, padded_n, uncaptured = self._pad(b, b * q)
+        eager = np.maximum(eager, uncaptured)
+        ratio = np.where(np.isnan(context), 1.0, np.maximum(context, 1.0) / self.context_reference)
+        ratio = np.where(np.isnan(ratio), 1.0, ratio)
+        allreduce_ms = np.zeros(K.shape)
+        for c, curve in enumerate(self.curves):
+            if curve is not None:
+                here = comm == c
+                allreduce_ms[here] = self.allreduces_per_pass * curve.at(padded_n[here] * self.message_bytes_per_token)
+        cost_points = CostPoints(
+            steps=K.astype(float),
+            query_tokens=q.astype(float),
+            sequences=padded_b,
+            context_ratio=ratio,
+            comm=comm.astype(np.intp),
+            speculating=on.astype(float),
+            topk=topk.astype(float),
+            draft_mode=mode.astype(np.intp),
+            verify_eager=eager.astype(float),
+            allreduce_ms=allreduce_ms,
+            padded_tokens=padded_n,
+        )
+        residual_points = ResidualPoints(
+            log_tokens=np.log(padded_n),
+            log_sequences=np.log(padded_b),
+            log_context=np.log(ratio),
+            log_steps=np.log(np.maximum(K, 0.5)),
+            speculating=on.astype(float),
+            comm=comm.astype(np.intp),
+            draft_mode=mode.astype(np.intp),
+            topk=topk.astype(float),
+            verify_tokens=q.astype(float),
+        )
+        return cost_points, residual_points
+
+    def _pad(self, sequences: Array, tokens: Array) -> tuple[Array, Array, Array]:
+        """Sequences and tokens padded to captured sizes, and 1.0 where a pass is larger than any captured one."""
+        if not len(self.graph_sizes):
+            return sequences, tokens, np.zeros(sequences.shape)
+        by_tokens = self.graph_unit == "tokens"
+        size = tokens if by_tokens else sequences
+        index = np.searchsorted(self.graph_sizes, size - 1e-9)
+        beyond = index >= len(self.graph_sizes)
+        captured = np.where(beyond, size, self.graph_sizes[np.minimum(index, len(self.graph_sizes) - 1)])
+        if by_tokens:
+            return sequences, captured, beyond.astype(float)
+        return captured, captured * tokens / sequences, beyond.astype(float)
+
+    def graph_limit_tokens(self, query_tokens: Array) -> Array:
+        """Largest number of tokens of one rank that runs in a captured graph; infinite where sizes are unknown."""
+        if not len(self.graph_sizes):
+            return np.full(np.shape(query_tokens), np.inf)
+        limit = float(self.graph_sizes[-1])
+        return np.asarray(query_tokens * limit if self.graph_unit == "sequences" else np.full(query_tokens.shape, limit))
+
+
+def draft_mode_of(cuda_graph: bool, graph_scope: str | None) -> int:
+    """Index of the drafter's mode: 0 one graph a step, 1 one graph a cycle, 2 eager."""
+    return 2 if not cuda_graph else MODES[graph_scope]
+
+
+def _curve(cal: Calibration, comm: str) -> AllreduceCurve | None:
+    rows = [r for r in cal.measurements.allreduce if r.comm == comm]
+    in_graph = [r for r in rows if r.in_graph]
+    rows = in_graph or rows
+    width = cal.system.tensor_parallel
+    rows = [r for r in rows if r.num_gpus is None or width is None or r.num_gpus == width]
+    times: dict[int, list[float]] = {}
+    for r in rows:
+        low, high = r.range_ms or (r.time_ms, r.time_ms)
+        if low is not None and high is not None:
+            times.setdefault(r.size_bytes, []).append(float(np.sqrt(low * high)))
+    if not times:
+        return None
+    sizes = sorted(times)
+    return AllreduceCurve(
+        size_bytes=np.array(sizes, dtype=float), time_ms=np.array([float(np.median(times[s])) for s in sizes])
+    )
+
+
+def deployment_of(cal: Calibration) -> Deployment:
+    """Constants of the deployment that a calibration describes."""
+    model, system = cal.model, cal.system
+    names = ("default", *[name for name in cal.comm if name != "default"])
+    contexts = [r.context_tokens for r in cal.measurements.cycles if r.context_tokens]
+    contexts += [r.context_tokens for r in cal.measurements.verify if r.context_tokens]
+    moe = bool(model.num_experts and model.experts_per_token)
+    # A curve helps only where it can be turned into a time: sizes of the model known.
+    sized = bool(model.hidden_size and model.num_layers)
+    curves = [_curve(cal, name) if sized else None for name in names]
+    batches = [r.batch / system.data_parallel for r in cal.measurements.cycles]
+    batches += [r.batch for r in cal.measurements.verify]
+    structure = CostStructure(
+        comm_names=names,
+        num_experts=model.num_experts or 0 if moe else 0,
+        experts_per_token=model.experts_per_token or 0 if moe else 0,
+        reference_tokens=max(min(batches, default=1.0), 1.0),
+    )
+    return Deployment(
+        structure=structure,
+        data_parallel=system.data_parallel,
+        graph_sizes=np.array(model.cuda_graph_sizes, dtype=float),
+        graph_unit=model.cuda_graph_unit,
+        context_reference=float(np.median(contexts)) if contexts else float("nan"),
+        curves=tuple(curve if curve is not None else curves[0] for curve in curves),
+        own_curve=tuple(curve is not None for curve in curves),
+        message_bytes_per_token=float((model.hidden_size or 0) * model.activation_bytes),
+        allreduces_per_pass=2 * (model.num_layers or 0),
+    )
+
+
+def as_settings(
+    *,
+    num_steps: ArrayLike,
+    verify_tokens: ArrayLike,
+    batch: ArrayLike,
+    context_tokens: ArrayLike,
+    comm: ArrayLike,
+    speculating: ArrayLike,
+    topk: ArrayLike,
+    draft_mode: ArrayLike,
+    verify_eager: ArrayLike,
+) -> Settings:
+    """`Settings` from anything that broadcasts; a context of None is unknown."""
+    context = np.atleast_1d(np.asarray(np.nan if context_tokens is None else context_tokens, dtype=float))
+    return Settings(
+        num_steps=np.atleast_1d(np.asarray(num_steps, dtype=float)),
+        verify_tokens=np.atleast_1d(np.asarray(verify_tokens, dtype=float)),
+        batch=np.atleast_1d(np.asarray(batch, dtype=float)),
+        context_tokens=context,
+        comm=np.atleast_1d(np.asarray(comm, dtype=np.intp)),
+        speculating=np.atleast_1d(np.asarray(speculating, dtype=float)),
+        topk=np.atleast_1d(np.asarray(topk, dtype=float)),
+        draft_mode=np.atleast_1d(np.asarray(draft_mode, dtype=np.intp)),
+        verify_eager=np.atleast_1d(np.asarray(verify_eager, dtype=float)),
+    )

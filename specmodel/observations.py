@@ -1,0 +1,351 @@
+"""From the rows of a calibration to observations: what each number says about the model, and how surely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmodel.acceptance import conditional_from_survival, design_effect, logit
+from specmodel.calibration import AcceptanceEntry, Calibration, CycleRow
+from specmodel.cost import CostPoints
+from specmodel.deployment import Deployment, Settings, as_settings, draft_mode_of
+from specmodel.residual import ResidualPoints
+
+__all__ = ["Noise", "Observations", "Shape", "observations_of"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Relative standard deviations of one measurement where the file states none, and the least that is believed."""
+
+    cycle: float = 0.010
+    """A tok/s or cycle time from run to run."""
+    cycle_floor: float = 0.004
+    """What repeats within one run do not show."""
+    verify: float = 0.003
+    verify_floor: float = 0.001
+    draft: float = 0.010
+    draft_floor: float = 0.003
+    length: float = 0.015
+    """Of the accepted tokens, acceptance_length - 1."""
+    probability: float = 0.01
+    """Of a stated survival or conditional, absolute."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """What is drafted for whom: workload index, steps, topk, verified tokens."""
+
+    workload: int
+    num_steps: int
+    topk: int
+    verify_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """n observations, each ``cycle * ln T + verify * ln V + draft * ln D + length * ln E[N] (+ logit)``.
+
+    `cycle`, `verify`, `draft` and `length` are the coefficients, 0 or +-1; `point` indexes `points` and `shape`
+    `shapes` (-1: none); `position` is the (workload, position) of an observed logit (-1: none).
+    """
+
+    value: Array
+    sd: Array
+    cycle: Array
+    verify: Array
+    draft: Array
+    length: Array
+    point: NDArray[np.intp]
+    shape: NDArray[np.intp]
+    workload: NDArray[np.intp]
+    position: NDArray[np.intp]
+    hits: Array
+    trials: Array
+    """Binomial counts of a logit observation, already divided by the design effect; 0 where it is none."""
+    bound: NDArray[np.bool_]
+    """The value is an upper bound of tok/s."""
+    sampled: NDArray[np.bool_]
+    """The noise is that of timing, whose scale is learnt; counts and acceptances know theirs."""
+    source: tuple[tuple[str, int], ...]
+    """Section and row of each observation."""
+    points: CostPoints
+    residual_points: ResidualPoints
+    settings: tuple[tuple[float, ...], ...]
+    """Of each point, as `setting_key` gives it."""
+    shapes: tuple[Shape, ...]
+    workloads: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return int(self.value.shape[0])
+
+
+class _Builder:
+    """Collects observations while the rows are read."""
+
+    def __init__(self, dep: Deployment, workloads: tuple[str, ...]) -> None:
+        self.dep = dep
+        self.workloads = workloads
+        self.rows: list[dict[str, Any]] = []
+        self.settings: dict[tuple[float, ...], int] = {}
+        self.shapes: dict[Shape, int] = {}
+
+    def setting(self, key: tuple[float, ...]) -> int:
+        return self.settings.setdefault(key, len(self.settings))
+
+    def shape(self, shape: Shape) -> int:
+        return self.shapes.setdefault(shape, len(self.shapes))
+
+    def add(self, section: str, index: int, value: float, sd: float, **more: Any) -> None:
+        self.rows.append({"source": (section, index), "value": value, "sd": sd, **more})
+
+
+def comm_index(dep: Deployment, name: str) -> int:
+    """Index of a communication setting."""
+    return dep.structure.comm_names.index(name)
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def setting_key(dep: Deployment, row: CycleRow) -> tuple[float, ...]:
+    """The setting of a cycle as numbers: steps, verified tokens, batch of one rank, context, comm, on, topk, modes."""
+    steps = float(row.num_steps)
+    tokens = float(row.verify_tokens)
+    if row.mean_draft_tokens is not None and row.topk == 1 and row.num_steps:
+        # Drafting that stops early costs what it drafts on average (linear in the steps to first order).
+        steps = min(max(row.mean_draft_tokens, 1e-3), steps)
+        tokens = steps + 1.0
+    batch = max(row.batch / dep.data_parallel, 1.0)
+    return (
+        steps,
+        tokens,
+        batch,
+        -1.0 if row.context_tokens is None else float(row.context_tokens),
+        float(comm_index(dep, row.comm)),
+        float(row.speculating),
+        float(row.topk),
+        float(draft_mode_of(row.cuda_graph, row.graph_scope) if row.num_steps else 0),
+        float(not row.verify_cuda_graph),
+    )
+
+
+def settings_of(keys: list[tuple[float, ...]]) -> Settings:
+    """Arrays of settings from keys as `setting_key` makes them."""
+    a = np.array(keys, dtype=float).reshape(-1, 9)
+    return as_settings(
+        num_steps=a[:, 0],
+        verify_tokens=a[:, 1],
+        batch=a[:, 2],
+        context_tokens=np.where(a[:, 3] < 0, np.nan, a[:, 3]),
+        comm=a[:, 4].astype(np.intp),
+        speculating=a[:, 5],
+        topk=a[:, 6],
+        draft_mode=a[:, 7].astype(np.intp),
+        verify_eager=a[:, 8],
+    )
+
+
+def _spread(
+    value: float | None,
+    bounds: tuple[float, float] | None,
+    sd: float | None,
+    samples: int | None,
+    default: float,
+    floor: float,
+) -> tuple[float, float] | None:
+    """Value and relative standard deviation of a number given as a value or as the range it was seen to vary in."""
+    if bounds is not None:
+        low, high = bounds
+        # Read as a 90 % range of what was seen.
+        return float(np.sqrt(low * high)), max(float(np.log(high / low)) / 3.29, default)
+    if value is None:
+        return None
+    if sd is None:
+        return value, default
+    return value, max(sd / value / np.sqrt(samples or 1), floor)
+
+
+def stated_speed(row: CycleRow, noise: Noise) -> tuple[str, float, float] | None:
+    """Which form states the speed, its value (a rate as total tok/s), and its relative sd."""
+    for form in ("tok_s", "tpot_ms", "cycle_ms"):
+        got = _spread(
+            getattr(row, form),
+            getattr(row, "range_" + form),
+            getattr(row, "sd_" + form),
+            row.samples,
+            noise.cycle,
+            noise.cycle_floor,
+        )
+        if got is not None:
+            value, sd = got
+            return ("tok_s", 1000.0 * row.batch / value, sd) if form == "tpot_ms" else (form, value, sd)
+    return None
+
+
+def _length_sd(length: float, noise: Noise) -> float:
+    return max(noise.length * (length - 1.0) / length, 0.002)
+
+
+def observations_of(cal: Calibration, dep: Deployment, noise: Noise | None = None) -> Observations:
+    """All that the measurements of a calibration say, as observations of logarithms and logits."""
+    noise = noise or Noise()
+    names = dict.fromkeys(["default"] if not cal.measurements.cycles and not cal.acceptance else [])
+    names.update(dict.fromkeys(a.workload for a in cal.acceptance))
+    names.update(dict.fromkeys(c.workload for c in cal.measurements.cycles if c.num_steps > 0))
+    workloads = tuple(names) or ("default",)
+    build = _Builder(dep, workloads)
+    _verify(cal, build, noise)
+    _draft(cal, build, noise)
+    for i, row in enumerate(cal.measurements.cycles):
+        _cycle(row, i, build, noise)
+    for i, entry in enumerate(cal.acceptance):
+        _acceptance(entry, i, build, noise)
+    return _finish(build)
+
+
+def _verify(cal: Calibration, build: _Builder, noise: Noise) -> None:
+    for i, r in enumerate(cal.measurements.verify):
+        got = _spread(r.time_ms, r.range_ms, r.sd_ms, r.samples, noise.verify, noise.verify_floor)
+        if got is None:
+            continue
+        batch = min(r.batch, float(r.tokens))
+        q = r.tokens / batch
+        context = -1.0 if r.context_tokens is None else float(r.context_tokens)
+        key = (0.0, q, batch, context, float(comm_index(build.dep, r.comm)), float(q > 1), 1.0, 0.0, float(not r.cuda_graph))
+        build.add("verify", i, np.log(got[0]), got[1], verify=1.0, point=build.setting(key))
+
+
+def _draft(cal: Calibration, build: _Builder, noise: Noise) -> None:
+    for i, r in enumerate(cal.measurements.draft):
+        got = _spread(r.time_ms, r.range_ms, r.sd_ms, r.samples, noise.draft, noise.draft_floor)
+        if got is None:
+            continue
+        context = -1.0 if r.context_tokens is None else float(r.context_tokens)
+        mode = float(draft_mode_of(r.cuda_graph, r.graph_scope))
+        q = float(r.num_draft_tokens or r.num_steps + 1)
+        key = (float(r.num_steps), q, r.batch, context, float(comm_index(build.dep, r.comm)), 1.0, float(r.topk), mode, 0.0)
+        build.add("draft", i, np.log(got[0]), got[1], draft=1.0, point=build.setting(key))
+
+
+def _cycle(row: CycleRow, i: int, build: _Builder, noise: Noise) -> None:
+    point = build.setting(setting_key(build.dep, row))
+    drafting = row.num_steps > 0
+    early_stop = row.mean_draft_tokens is not None and row.mean_draft_tokens < row.num_steps
+    workload = build.workloads.index(row.workload) if drafting else -1
+    shape = build.shape(Shape(workload, row.num_steps, row.topk, row.verify_tokens)) if drafting else -1
+    length = row.acceptance_length if drafting else 1.0
+    if drafting and length is not None and not early_stop:
+        build.add("cycles", i, np.log(length), _length_sd(length, noise), length=1.0, shape=shape, sampled=False)
+    if row.tok_s_at_most is not None:
+        value = np.log(row.tok_s_at_most / (1000.0 * row.batch))
+        if length is not None:
+            build.add("cycles", i, value - np.log(length), noise.cycle, cycle=-1.0, point=point, bound=True)
+        else:
+            build.add("cycles", i, value, noise.cycle, cycle=-1.0, length=1.0, point=point, shape=shape, bound=True)
+        return
+    stated = stated_speed(row, noise)
+    if stated is None:
+        return
+    form, value, sd = stated
+    if form == "cycle_ms":
+        build.add("cycles", i, np.log(value), sd, cycle=1.0, point=point)
+    elif length is not None:
+        # The run's own acceptance length turns its rate into a cycle time, whatever it accepted.
+        build.add("cycles", i, np.log(1000.0 * row.batch * length / value), sd, cycle=1.0, point=point)
+    else:
+        build.add(
+            "cycles", i, np.log(value / (1000.0 * row.batch)), sd, cycle=-1.0, length=1.0, point=point, shape=shape
+        )
+
+
+def _acceptance(entry: AcceptanceEntry, i: int, build: _Builder, noise: Noise) -> None:
+    workload = build.workloads.index(entry.workload)
+    common: dict[str, Any] = {"workload": workload, "sampled": False}
+    if entry.acceptance_length is not None or entry.accepted_by_rank is not None:
+        if entry.acceptance_length is not None:
+            length = entry.acceptance_length
+            sd = entry.sd / length if entry.sd is not None else _length_sd(length, noise)
+        else:
+            drafts = float(entry.drafts or 1)
+            length = 1.0 + sum(sum(ranks) for ranks in entry.accepted_by_rank or ()) / drafts
+            sd = _length_sd(length, noise)
+        shape = build.shape(Shape(workload, entry.num_steps, entry.topk, entry.verify_tokens))
+        build.add("acceptance", i, np.log(length), max(sd, 1e-4), length=1.0, shape=shape, sampled=False)
+        return
+    if entry.accepted_per_position is not None:
+        drafts = float(entry.drafts or 0)
+        effect = design_effect(drafts, entry.prompts) if entry.prompts else 1.0
+        accepted = np.array(entry.accepted_per_position, dtype=float)
+        before = np.concatenate([[drafts], accepted[:-1]])
+        if entry.drafted_per_position is not None:
+            # Where drafting may stop early, a position is tried only as often as it was drafted.
+            attempts = np.array(entry.drafted_per_position, dtype=float)[: len(accepted)]
+            before = np.minimum(before, np.pad(attempts, (0, len(accepted) - len(attempts)), constant_values=np.inf))
+        for k, (hits, trials) in enumerate(zip(accepted, before, strict=True)):
+            if trials > 0:
+                build.add(
+                    "acceptance", i, 0.0, 1.0, position=k, hits=min(hits, trials) / effect, trials=trials / effect, **common
+                )
+        return
+    if entry.survival is not None:
+        survival = np.array(entry.survival)
+        conditional = np.minimum(conditional_from_survival(survival), 1.0)
+        before = np.concatenate([[1.0], survival[:-1]])
+    else:
+        conditional = np.array(entry.conditional or ())
+        before = np.ones(len(conditional))
+    sd = entry.sd if entry.sd is not None else noise.probability
+    for k, (c, reach) in enumerate(zip(conditional, before, strict=True)):
+        if reach <= 0.0:
+            break
+        # A stated probability counts as so many trials as would give it its standard deviation.
+        spread = max(sd, 1e-4) / reach
+        inside = min(max(float(c), 0.5 * spread), 1.0 - 0.5 * spread) if spread < 0.5 else 0.5
+        trials = max(inside * (1.0 - inside) / spread**2, 0.5)
+        build.add("acceptance", i, float(logit(inside)), 1.0, position=k, hits=inside * trials, trials=trials, **common)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "cycle": 0.0,
+    "verify": 0.0,
+    "draft": 0.0,
+    "length": 0.0,
+    "point": -1,
+    "shape": -1,
+    "workload": -1,
+    "position": -1,
+    "hits": 0.0,
+    "trials": 0.0,
+    "bound": False,
+    "sampled": True,
+}
+
+
+def _finish(build: _Builder) -> Observations:
+    columns: dict[str, Any] = {name: [] for name in ("value", "sd", *_DEFAULTS)}
+    for row in build.rows:
+        for name, column in columns.items():
+            column.append(row.get(name, _DEFAULTS.get(name)))
+    integers = ("point", "shape", "workload", "position")
+    flags = ("bound", "sampled")
+    arrays: dict[str, Any] = {
+        name: np.array(column, dtype=np.intp if name in integers else bool if name in flags else float)
+        for name, column in columns.items()
+    }
+    points, residual_points = build.dep.points(settings_of(list(build.settings)), rank_batch=True)
+    return Observations(
+        **arrays,
+        source=tuple(row["source"] for row in build.rows),
+        points=points,
+        residual_points=residual_points,
+        settings=tuple(build.settings),
+        shapes=tuple(build.shapes),
+        workloads=build.workloads,
+    )
