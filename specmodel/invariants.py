@@ -22,13 +22,13 @@ TIME_FORMS = ("time_ms", "range_ms")
 
 
 def names_of(names: Iterable[str]) -> str:
-    """A list of names for people: ``a, b and c``."""
+    """Write names as a list for people: ``a, b and c``."""
     listed = list(names)
     return " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) if listed else "none"
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word that `word` was most likely meant to be; of the first 200, in bounded time."""
+    """Return the allowed word that `word` was most likely meant to be, of the first 200: in bounded time."""
     words = [name for name in islice(allowed, 200) if isinstance(name, str) and len(name) <= 80]
     return next(iter(difflib.get_close_matches(word[:80], words, n=1, cutoff=0.6)), None)
 
@@ -180,8 +180,9 @@ def _spread_alone(spread: str, quantity: str) -> Fault:
 
 
 def _count_faults(row: Any) -> list[Fault]:
-    """Counts cannot exceed their trials."""
-    faults, drafts = [], row.drafts
+    """Compare counts with their trials, which they cannot exceed."""
+    drafts = row.drafts
+    faults = list[Fault]()
     if drafts is None:
         return faults
     tried = row.drafted_per_position

@@ -1,16 +1,16 @@
-"""The format's validator: types of `specmodel.calibration` to one line of text for each fault of a file."""
+"""The format as a schema: pydantic's validator over the dataclasses, the JSON Schema for editors, what each key means.
+
+Pydantic is imported where it is needed, here alone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from functools import cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from specmodel import invariants
 from specmodel.calibration import (
-    SCHEMA,
     AcceptanceEntry,
     AllreduceRow,
     Calibration,
@@ -27,16 +27,12 @@ from specmodel.calibration import (
     VerifyRow,
     Workload,
 )
-from specmodel.documents import key_path, shown
-from specmodel.errors import CalibrationError, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
-# What holds at each place of a document; a number in a path is "[]", a free name is "*".
+# What holds at each place of a document; "[]" stands for each row of a table, "*" for each name.
 SECTIONS: dict[tuple[str, ...], type[Any]] = {
     (): Calibration,
     ("provenance",): Provenance,
@@ -56,40 +52,6 @@ SECTIONS: dict[tuple[str, ...], type[Any]] = {
     ("validation", "cycles", "[]"): CycleRow,
 }
 
-RULES: dict[type[Any], Callable[[Any], list[Fault]]] = {
-    ModelShape: invariants.model_faults,
-    VerifyRow: invariants.time_faults,
-    DraftRow: invariants.draft_faults,
-    AllreduceRow: invariants.time_faults,
-    PrefillRow: invariants.time_faults,
-    CycleRow: invariants.cycle_faults,
-    AcceptanceEntry: invariants.acceptance_faults,
-}
-
-# Words of the engines and of habit, for the word of the format.
-ALSO_KNOWN_AS = {
-    "accept_length": "acceptance_length",
-    "accept_len": "acceptance_length",
-    "acceptance_rate": "conditional",
-    "batch_size": "batch",
-    "concurrency": "batch",
-    "draft_tokens": "num_draft_tokens",
-    "gpus": "num_gpus",
-    "k": "num_steps",
-    "latency_ms": "time_ms",
-    "max_draft_len": "num_steps",
-    "num_speculative_tokens": "num_steps",
-    "output_throughput": "tok_s",
-    "speculative_num_draft_tokens": "num_draft_tokens",
-    "speculative_num_steps": "num_steps",
-    "steps": "num_steps",
-    "throughput": "tok_s",
-    "throughput_tok_s": "tok_s",
-    "tokens_per_second": "tok_s",
-    "tp": "tensor_parallel",
-    "tps": "tok_s",
-}
-
 
 @cache
 def _adapter() -> TypeAdapter[Calibration]:
@@ -98,199 +60,234 @@ def _adapter() -> TypeAdapter[Calibration]:
     return TypeAdapter(Calibration)
 
 
-def validate(value: Any, source: str, faults: list[Fault] | None = None) -> Calibration:
-    """The calibration that plain mappings and lists state.
-
-    Parameters
-    ----------
-    value : mapping
-        The document.
-    source : str
-        What messages call it by: its file.
-    faults : list of Fault, optional
-        What is already known to be wrong with it; reported together with the rest.
-
-    Raises
-    ------
-    CalibrationError
-        Every fault of the document, one a line.
-    """
+def check(value: dict[Any, Any]) -> tuple[Calibration | None, list[ErrorDetails]]:
+    """Validate a document; return the calibration, or None and what pydantic found wrong."""
     from pydantic import ValidationError
 
-    faults = list(faults or ())
-    if not isinstance(value, dict):
-        remedy = "begin with `schema: specmodel.calibration/1` and `name:`; see `specmodel schema --example`"
-        faults.append(Fault(must="a mapping of keys", got=shown(value), remedy=remedy))
-        raise CalibrationError.of(faults, source)
     try:
-        calibration = _adapter().validate_python(value)
+        return _adapter().validate_python(value), []
     except ValidationError as error:
-        raise CalibrationError.of(faults + _document_faults(value, error), source) from None
-    if faults:
-        raise CalibrationError.of(faults, source)
-    return calibration
+        return None, error.errors(include_url=False)
 
 
-def _document_faults(value: dict[Any, Any], error: ValidationError) -> list[Fault]:
-    """Faults of single fields, then those of rules over several fields, each row with what is usable of it."""
-    found: dict[str, Fault] = {}
-    unusable: set[str] = set()
-    for detail in error.errors(include_url=False):
-        if detail["type"] == "value_error" and isinstance(detail["ctx"]["error"], CalibrationError):
-            continue  # a rule over several fields: found again below
-        keys = _keys(value, detail)
-        unusable |= {key_path(keys[: i + 1]) for i in range(len(keys))}
-        path = key_path(keys)
-        found.setdefault(path, _field_fault(keys, detail))
-    for place, section in SECTIONS.items():
-        for path, part in _parts(value, place):
-            if section in RULES and isinstance(part, dict):
-                row = _stand_in(section, part, path, unusable)
-                for fault in RULES[section](row):
-                    found.setdefault(fault.under(path).path, fault.under(path))
-    comm = value.get("comm")
-    for fault in invariants.comm_faults(comm if isinstance(comm, dict) else (), _tables(value)):
-        found.setdefault(fault.path, fault)
-    return list(found.values())
-
-
-def _keys(value: Any, detail: ErrorDetails) -> tuple[Any, ...]:
-    """The path of a fault as far as the document goes: a validator's path goes on into its own alternatives."""
-    node, keys = value, list[Any]()
-    for key in detail["loc"]:
-        if isinstance(node, dict) and key in node:
-            keys.append(key if isinstance(key, str) else shown(key))
-        elif isinstance(node, list | tuple) and isinstance(key, int) and key < len(node):
-            keys.append(key)
-        else:
-            if detail["type"] == "missing" and isinstance(key, str):
-                keys.append(key)
-            break
-        node = node[key]
-    return tuple(keys)
-
-
-def _section(keys: tuple[Any, ...]) -> type[Any] | None:
-    """The dataclass that describes the mapping at `keys`."""
-    place = tuple("[]" if isinstance(key, int) else key for key in keys)
-    return SECTIONS.get(place) or SECTIONS.get((*place[:-1], "*"))
-
-
-def _parts(value: Any, place: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Every part of the document at `place`, with its path."""
-    parts: list[tuple[tuple[Any, ...], Any]] = [((), value)]
-    for step in place:
-        if step == "[]":
-            parts = [
-                ((*k, i), row) for k, node in parts if isinstance(node, list | tuple) for i, row in enumerate(node)
-            ]
-        elif step == "*":
-            parts = [((*k, name), part) for k, node in parts if isinstance(node, dict) for name, part in node.items()]
-        else:
-            parts = [((*k, step), node[step]) for k, node in parts if isinstance(node, dict) and step in node]
-    return [(key_path(keys), part) for keys, part in parts]
-
-
-def _stand_in(section: type[Any], part: dict[Any, Any], path: str, unusable: set[str]) -> SimpleNamespace:
-    """What is usable of a faulty row; see `specmodel.invariants`."""
-    row = SimpleNamespace()
-    for item in dataclasses.fields(section):
-        fallback = math.nan if item.default is dataclasses.MISSING else item.default
-        value = part.get(item.name, fallback)
-        if f"{path}.{item.name}" in unusable:
-            value = () if isinstance(value, list | tuple) else math.nan
-        setattr(row, item.name, value)
-    return row
-
-
-def _tables(value: dict[Any, Any]) -> list[tuple[str, list[Any]]]:
-    """Every table whose rows name a communication setting."""
-    out = []
-    for place, section in SECTIONS.items():
-        if place[-1:] == ("[]",) and any(item.name == "comm" for item in dataclasses.fields(section)):
-            for path, rows in _parts(value, place[:-1]):
-                if isinstance(rows, list | tuple):
-                    named = [row.get("comm", "default") if isinstance(row, dict) else "default" for row in rows]
-                    out.append((path, [SimpleNamespace(comm=name) for name in named]))
-    return out
-
-
-def _field_fault(keys: tuple[Any, ...], detail: ErrorDetails) -> Fault:
-    """One line for one fault of one field."""
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    path, key = key_path(keys), keys[-1] if keys else None
-    if kind in ("unexpected_keyword_argument", "invalid_key"):
-        return Fault(path=path, must="a key of the format", got=shown(key), remedy=_meant(keys))
-    if kind == "missing":
-        if isinstance(detail["loc"][-1], int):
-            return Fault(path=path, must="[low, high]", got=shown(value), remedy="give both ends")
-        remedy = f"add `{key}: {SCHEMA}`" if key == "schema" else f"add `{key}:`"
-        return Fault(path=path, must="given", got="nothing", remedy=remedy)
-    must, remedy = _expectation(kind, key, value, context, keys)
-    if value is None:
-        remedy = "give it a value, or delete the key"
-    return Fault(path=path, must=must, got=shown(value), remedy=remedy)
-
-
-def _meant(keys: tuple[Any, ...]) -> str:
-    """The remedy for an unknown key: the known one that was probably meant, else those that are."""
-    section = _section(keys[:-1])
-    allowed = [item.name for item in dataclasses.fields(section)] if section else []
-    word = str(keys[-1])
-    known = ALSO_KNOWN_AS.get(word.lower().replace("-", "_"))
-    meant = known if known in allowed else invariants.nearest(word[:80].lower(), allowed)
-    return f"did you mean `{meant}`?" if meant else f"allowed here: {', '.join(allowed)}"
-
-
-_OUT_OF_RANGE = {
-    "acceptance_length": "the bonus token is counted, so it is 1 at least",
-    "batch": "a batch is one sequence at least",
-    "survival": "probabilities are fractions: 0.71 for 71 %",
-    "conditional": "probabilities are fractions: 0.71 for 71 %",
+# What each key means, by its name, or by Class.name where one name means several things.
+MEANING = {
+    "schema": "The version of the format: specmodel.calibration/1.",
+    "name": "A short name of this calibration, safe as a file's name.",
+    "description": "One line that says what was measured.",
+    "provenance": "Where the numbers come from.",
+    "system": "The machine and the engine.",
+    "model": "The target model, the drafter, and sizes that sharpen the cost model.",
+    "comm": "The name of the communication setting of this row; `default` or one listed under `comm`.",
+    "Calibration.comm": "Named communication settings. `default` always exists; any other must be listed here.",
+    "workloads": "Kinds of traffic and how much of it each is; names used by rows need not be listed.",
+    "measurements": "Everything that was timed.",
+    "acceptance": "Acceptance of drafts, one entry per workload and draft shape at which it was measured.",
+    "evidence": "Facts that close or open a path, with where they were seen.",
+    "validation": "Whole cycles that are never used to fit, only to check.",
+    "source": "Where this is said or was seen.",
+    "url": "Where to find the source.",
+    "date": "The day of the measurement, YYYY-MM-DD.",
+    "caveats": "What a reader must know before trusting the numbers.",
+    "gpu": "The GPU's name.",
+    "num_gpus": "GPUs of the deployment.",
+    "AllreduceRow.num_gpus": "GPUs that took part.",
+    "nodes": "Machines that the GPUs are in.",
+    "tensor_parallel": "Ranks that share one layer.",
+    "data_parallel": "Copies of the attention that each serve their part of the batch; default 1.",
+    "expert_parallel": "Ranks among which the experts are spread.",
+    "engine": "The inference engine, for example sglang or vllm.",
+    "engine_version": "The engine's version, quoted.",
+    "target": "The target model.",
+    "ModelShape.draft": "The drafter.",
+    "method": "How drafts are made.",
+    "hidden_size": "Width of the target's hidden state; with activation_bytes it gives the size of an all-reduce.",
+    "num_layers": "Layers of the target.",
+    "activation_bytes": "Bytes of one number in an all-reduce message; default 2.",
+    "num_experts": "Routed experts of the target; absent for a dense model.",
+    "experts_per_token": "Routed experts that one token uses.",
+    "cuda_graph_sizes": "Sizes for which the engine captured a CUDA graph, in cuda_graph_unit, increasing.",
+    "cuda_graph_unit": "What cuda_graph_sizes count: tokens (default) or sequences.",
+    "env": "Environment variables; values are quoted strings.",
+    "flags": "Engine flags.",
+    "weight": "Share of the traffic; shares need not add to 1.",
+    "output_tokens": "Mean output length.",
+    "verify": "Times of one target pass.",
+    "Measurements.draft": "Times of all draft passes of one cycle.",
+    "allreduce": "Times of one all-reduce.",
+    "prefill": "Times of one prefill pass.",
+    "cycles": "Whole cycles (draft, verify, accept) as an engine or the harness saw them.",
+    "tokens": "Tokens of the pass, all sequences of one rank together.",
+    "batch": "Sequences of one rank; default 1.",
+    "CycleRow.batch": "Mean running sequences over all data-parallel ranks, 1 or more, need not be whole; default 1.",
+    "context_tokens": "Tokens of context per sequence.",
+    "cuda_graph": "Whether the drafter ran in CUDA graphs; default true.",
+    "VerifyRow.cuda_graph": "Whether the pass ran in a CUDA graph; default true.",
+    "verify_cuda_graph": "Whether the target's pass ran in a CUDA graph; default true.",
+    "graph_scope": "One CUDA graph for each draft step (step, the default) or one for all of them (cycle).",
+    "time_ms": "Time in milliseconds. Give this or range_ms.",
+    "range_ms": "[low, high]: between what the time was seen to vary, in milliseconds. Replaces time_ms.",
+    "sd_ms": "Standard deviation of one sample of time_ms, in milliseconds.",
+    "samples": "How many samples the value comes from.",
+    "note": "One line for the reader.",
+    "size_bytes": "Size of the message in bytes.",
+    "in_graph": "Whether it ran within a CUDA graph.",
+    "num_steps": "Draft tokens proposed per sequence and cycle on a chain (K); 0 is plain decoding.",
+    "topk": "Branches per step of a draft tree; 1 (default) is a chain.",
+    "num_draft_tokens": "Tokens that the target verifies per sequence, the root included; num_steps + 1 on a chain.",
+    "speculation": "Whether the machinery is on; default num_steps > 0. true at num_steps 0: on, but nothing drafted.",
+    "workload": "The kind of traffic; default `default`.",
+    "mean_draft_tokens": "Mean drafts per sequence and cycle, where drafting may stop early.",
+    "acceptance_length": "Mean tokens emitted per sequence and cycle, the bonus token included.",
+    "tok_s": "Tokens per second over the whole batch and all data-parallel ranks. Exactly one form of speed.",
+    "tpot_ms": "Milliseconds per output token of one sequence. Exactly one form of speed.",
+    "cycle_ms": "Milliseconds of one cycle. Exactly one form of speed.",
+    "tok_s_at_most": "Tried, and not faster than this many tokens per second. Exactly one form of speed.",
+    "sd_tok_s": "Standard deviation of one sample of tok_s.",
+    "sd_tpot_ms": "Standard deviation of one sample of tpot_ms.",
+    "sd_cycle_ms": "Standard deviation of one sample of cycle_ms.",
+    "range_tok_s": "[low, high]: between what tok_s was seen to vary. Replaces tok_s.",
+    "range_tpot_ms": "[low, high]: between what tpot_ms was seen to vary. Replaces tpot_ms.",
+    "range_cycle_ms": "[low, high]: between what cycle_ms was seen to vary. Replaces cycle_ms.",
+    "drafts": "Drafts (sequence-cycles) that the counts come from.",
+    "prompts": "Independent prompts that the counts come from.",
+    "accepted_per_position": "How many drafts were accepted up to at least this position; over drafts, the survival.",
+    "drafted_per_position": "Attempts at each position, where drafting may stop early.",
+    "accepted_by_rank": "Accepted counts of a tree, for each depth a list by rank.",
+    "survival": "P(at least k drafts accepted), unconditional, for k = 1, 2, ...",
+    "conditional": "P(draft k accepted given that those before it were), for k = 1, 2, ...",
+    "sd": "Standard deviation of the stated acceptance.",
+    "about": "What the fact is about.",
+    "value": "true, false, a number or text.",
+    "ranks": "On how many ranks it was seen.",
 }
 
 
-def _expectation(kind: str, key: Any, value: Any, context: dict[str, Any], keys: tuple[Any, ...]) -> tuple[str, str]:
-    """What must be there and what to do, for a fault of type or range."""
-    word = next((k for k in reversed(keys) if isinstance(k, str)), "")
-    if kind in ("greater_than", "greater_than_equal", "less_than_equal"):
-        sign, name = {"greater_than": (">", "gt"), "greater_than_equal": (">=", "ge"), "less_than_equal": ("<=", "le")}[
-            kind
-        ]
-        return f"{sign} {context[name]:g}", _OUT_OF_RANGE.get(word, "correct it, or delete the row")
-    if kind == "int_type":
-        if isinstance(value, float) and math.isfinite(value) and value == int(value):
-            return "a whole number", f"write {int(value)}, without the decimal point"
-        return "a whole number", "remove the quotes" if isinstance(value, str) else "round it, or correct it"
-    if kind == "float_type":
-        return "a number", "remove the quotes, or correct it" if isinstance(value, str) else "give a number"
-    if kind == "finite_number":
-        return "a finite number", "delete the key, or measure it again"
-    if kind == "bool_type":
-        return "true or false", "write true or false, without quotes"
-    if kind == "string_type" and "env" in keys[2:3]:
-        return "a quoted string", "quote it: environment values are text"
-    if kind == "string_type":
-        return "text", "quote it"
-    if kind == "string_pattern_mismatch" and keys == ("name",):
-        return "letters, digits, . _ and - (a file's name)", "rename it"
-    if kind == "string_pattern_mismatch":
-        return "one line of text, not blank", "join the lines, or delete the key"
-    if kind == "literal_error":
-        choices = [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
-        meant = invariants.nearest(value, choices) if isinstance(value, str) else None
-        must = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
-        return must, f"did you mean `{meant}`?" if meant else "write one of these"
-    if kind == "tuple_type":
-        return "a list", "begin each entry with `- `, or write [..., ...]"
-    if kind in ("dataclass_type", "dict_type"):
-        return "a mapping of keys", "write `key: value` below it, or {key: value}"
-    if kind == "too_short":
-        return "a list that is not empty", "give its entries, or delete the key"
-    if kind == "too_long":
-        return "[low, high]", "give two ends"
-    if word == "date":
-        return "a date YYYY-MM-DD", "write it like 2026-02-26"
-    if kind == "string_unicode":
-        return "valid Unicode", "correct the escapes"
-    return "valid", "see `specmodel schema`"
+def meaning(section: type[Any], key: str) -> str:
+    """Return what a key of a section means."""
+    return MEANING.get(f"{section.__name__}.{key}") or MEANING[key]
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of the format, with what each key means and the rules of each row."""
+    document = _adapter().json_schema()
+    definitions: dict[str, Any] = document.pop("$defs")
+    for section in SECTIONS.values():
+        described = document if section is Calibration else definitions[section.__name__]
+        described.pop("title", None)
+        described["description"] = str(section.__doc__)
+        for item in dataclasses.fields(section):
+            key = described["properties"][item.name]
+            key.pop("title", None)
+            if key.get("default", ...) is None:
+                del key["default"]
+            key["description"] = meaning(section, item.name)
+        described.update(ROW_RULES.get(section, {}))
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "specmodel calibration, format 1"}
+    return {**head, **document, "$defs": definitions}
+
+
+def _one_of(*forms: str) -> dict[str, Any]:
+    return {"oneOf": [{"required": [form]} for form in forms]}
+
+
+def _when(key: str, holds: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+    return {"if": {"required": [key], "properties": {key: holds}}, "then": then}
+
+
+# Rules over several keys of a row that JSON Schema can state; those that compare numbers it cannot.
+_TREE = _when(
+    "topk",
+    {"type": "integer", "minimum": 2},
+    {
+        "required": ["num_draft_tokens"],
+        "properties": {"num_draft_tokens": {"minimum": 2}, "num_steps": {"minimum": 1}},
+    },
+)
+_SCOPE = _when("graph_scope", {}, {"properties": {"cuda_graph": {"const": True}}})
+_TIME = {**_one_of(*invariants.TIME_FORMS), "dependentRequired": {"sd_ms": ["time_ms"]}}
+ROW_RULES: dict[type[Any], dict[str, Any]] = {
+    VerifyRow: _TIME,
+    AllreduceRow: _TIME,
+    PrefillRow: _TIME,
+    DraftRow: {**_TIME, "allOf": [_TREE, _SCOPE]},
+    CycleRow: {
+        **_one_of(*invariants.SPEED_FORMS),
+        "dependentRequired": {f"sd_{quantity}": [quantity] for quantity in invariants.SPEED_QUANTITIES},
+        "allOf": [
+            _TREE,
+            _SCOPE,
+            _when("speculation", {"const": False}, {"properties": {"num_steps": {"maximum": 0}}}),
+        ],
+    },
+    AcceptanceEntry: {
+        **_one_of(*invariants.ACCEPTANCE_FORMS),
+        "dependentRequired": {
+            "accepted_per_position": ["drafts"],
+            "accepted_by_rank": ["drafts"],
+            "drafted_per_position": ["accepted_per_position"],
+        },
+        "allOf": [_TREE],
+    },
+}
+
+EXAMPLE = """\
+# yaml-language-server: $schema=calibration-1.json
+# A calibration: what was measured of one deployment. Get the schema that the first line names with
+# `specmodel schema > calibration-1.json`; editors then complete and check keys. Only `schema` and `name` are needed; delete
+# what you have not measured.
+# Times are milliseconds (_ms), throughput is tokens per second over the whole batch (tok_s), sizes are bytes (_bytes).
+schema: specmodel.calibration/1
+name: my-deployment                # safe as a file's name
+description: Example-8B with an EAGLE-3 head on one H200
+provenance:
+  source: "own measurement"
+  date: 2026-02-26
+  caveats:
+    - "batch 1 only"
+system: {gpu: H200, num_gpus: 1, tensor_parallel: 1, engine: sglang, engine_version: "0.5.9"}
+model:
+  target: Example-8B
+  draft: EAGLE-3 head
+  method: eagle3                   # eagle3 | eagle | mtp | draft_model | ngram | parallel | none
+  hidden_size: 4096
+  num_layers: 32
+  # num_experts: 128               # for a mixture of experts
+  # experts_per_token: 8
+
+# Communication settings to choose among, where several GPUs share a model; a row without `comm` ran under `default`.
+# comm:
+#   ring-ll: {env: {NCCL_ALGO: Ring, NCCL_PROTO: LL}, flags: []}     # quote values that are numbers: "0"
+
+measurements:
+  # Whole cycles, the numbers to begin with: plain decoding (num_steps 0) and one run with speculation are enough.
+  # One form of speed a row: tok_s, tpot_ms, cycle_ms, a range of one of them (range_tok_s: [low, high]),
+  # or tok_s_at_most for "tried, and not faster than this".
+  cycles:
+    - {num_steps: 0, tok_s: 200.0}
+    - {num_steps: 3, tok_s: 352.0, acceptance_length: 2.39}
+    - {num_steps: 5, tok_s_at_most: 352.0}
+  # One target pass over so many tokens (num_steps + 1 for each sequence); optional, and the most useful table.
+  verify:
+    - {tokens: 1, time_ms: 4.91}
+    - {tokens: 4, time_ms: 5.46, sd_ms: 0.02, samples: 30}
+    - {tokens: 6, range_ms: [5.4, 5.6]}
+  # All draft passes of one cycle.
+  draft:
+    - {num_steps: 3, time_ms: 1.31}
+
+# Acceptance, one form an entry: accepted_per_position (counts, with drafts), survival, conditional or
+# acceptance_length.
+acceptance:
+  - {num_steps: 3, drafts: 1000, prompts: 80, accepted_per_position: [710, 440, 240]}
+
+# Facts that close or open a path: draft_cuda_graph, target_cuda_graph, decode_with_cuda_graph,
+# allreduce_implementation, nccl_setting, free_memory_bytes or other.
+evidence:
+  - {about: draft_cuda_graph, value: true, source: "server log, start-up"}
+
+# Cycles that are never used to fit, only to check the model against: `specmodel validate`.
+validation:
+  cycles:
+    - {num_steps: 4, tok_s: 361.0, acceptance_length: 2.55}
+"""
