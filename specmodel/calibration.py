@@ -2,23 +2,43 @@
 
 Plain frozen dataclasses: what was measured about one deployment. Every dimensional field ends in its unit: times are
 milliseconds (``_ms``), throughput is tokens per second (``tok_s``), sizes are bytes (``_bytes``). Ranges of single
-fields are stated as metadata of their types and checked where a file is read (`specmodel.io`); rules over several
-fields (`specmodel.invariants`) are checked whenever a row is built, in a file or in Python, and raise `FormError`.
+fields are stated by their types (`specmodel.fields`) and checked where a file is read (`specmodel.io`); rules over
+several fields (`specmodel.invariants`) are checked whenever a row is built, in a file or in Python, and raise
+`FormError`.
 What each field means is said once, in `specmodel.schema`, and shown by editors and by ``specmodel schema``.
 """
 
 from __future__ import annotations
 
-import datetime
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
-
-from annotated_types import Ge, Gt, Le, Len
+from typing import Any, ClassVar, Literal
 
 from specmodel import invariants
 from specmodel.errors import Fault, FormError
+from specmodel.fields import (
+    AtLeastOne,
+    Count,
+    Counts,
+    CountsByRank,
+    Date,
+    EnvironmentValue,
+    FactValue,
+    FileSafeName,
+    Flag,
+    GraphScope,
+    Increasing,
+    Maybe,
+    Method,
+    Name,
+    NonNegative,
+    NonNegativeInt,
+    Paragraph,
+    Positive,
+    Probabilities,
+    Range,
+    Text,
+)
 
 __all__ = [
     "SCHEMA",
@@ -40,81 +60,6 @@ __all__ = [
 ]
 
 SCHEMA = "specmodel.calibration/1"
-
-# Largest whole number that a file may state: beyond any count or size in bytes, and exact as a double.
-MAX_INTEGER = 10**15
-
-
-class _Strict:
-    """Metadata for the validator: no text for a number, no number for a flag."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        schema = handler(source)
-        schema["strict"] = True
-        return schema
-
-
-class _NotNull:
-    """Metadata for the validator: the key may be absent, but not null."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return handler(source)["schema"]
-
-
-class _Matching:
-    """Metadata for the validator: text that matches a pattern throughout."""
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        return {"type": "str", "strict": True, "pattern": self.pattern}
-
-
-# not blank, no line break and no other control character
-_ONE_LINE = _Matching(r"^[^\x00-\x08\x0a-\x1f\x7f]*[^\s\x00-\x1f\x7f][^\x00-\x08\x0a-\x1f\x7f]*$")
-_FILE_SAFE = _Matching(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-
-
-class _IsoDate:
-    """Metadata for the validator: a date, or YYYY-MM-DD as JSON and YAML 1.2 state it."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        function = {"type": "no-info", "function": self.read}
-        return {"type": "function-before", "function": function, "schema": {"type": "date", "strict": True}}
-
-    @staticmethod
-    def read(value: Any) -> Any:
-        if isinstance(value, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
-            return datetime.date.fromisoformat(value)
-        if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
-            raise ValueError("not a date")
-        return value
-
-
-_T = TypeVar("_T")
-Maybe = Annotated[_T | None, _NotNull()]
-
-Count = Annotated[int, _Strict(), Ge(1), Le(MAX_INTEGER)]
-NonNegativeInt = Annotated[int, _Strict(), Ge(0), Le(MAX_INTEGER)]
-Number = Annotated[float, _Strict()]
-Positive = Annotated[Number, Gt(0)]
-NonNegative = Annotated[Number, Ge(0)]
-Probability = Annotated[Number, Ge(0), Le(1)]
-AtLeastOne = Annotated[Number, Ge(1)]
-Flag = Annotated[bool, _Strict()]
-Range = tuple[Positive, Positive]
-Batch = AtLeastOne
-Text = Annotated[str, _ONE_LINE]
-Paragraph = Annotated[str, _Strict(), Len(1)]
-Date = Annotated[datetime.date, _IsoDate()]
-Name = Text
-EnvironmentValue = Annotated[str, _Strict()]
-FactValue = Flag | Annotated[int, _Strict(), Ge(-MAX_INTEGER), Le(MAX_INTEGER)] | Number | Annotated[str, _Strict()]
-FileSafeName = Annotated[str, _FILE_SAFE]
-Counts = Annotated[tuple[NonNegativeInt, ...], Len(1)]
-Probabilities = Annotated[tuple[Probability, ...], Len(1)]
-Method = Literal["eagle3", "eagle", "mtp", "draft_model", "ngram", "parallel", "none"]
 
 _CONFIG: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
 
@@ -166,7 +111,7 @@ class ModelShape:
     activation_bytes: Count = 2
     num_experts: Maybe[Count] = None
     experts_per_token: Maybe[Count] = None
-    cuda_graph_sizes: Annotated[tuple[Count, ...], Len(1)] = ()
+    cuda_graph_sizes: Increasing = ()
     cuda_graph_unit: Literal["tokens", "sequences"] = "tokens"
 
     def __post_init__(self) -> None:
@@ -200,7 +145,7 @@ class VerifyRow:
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
     tokens: Count
-    batch: Batch = 1
+    batch: AtLeastOne = 1
     context_tokens: Maybe[NonNegativeInt] = None
     comm: Name = "default"
     cuda_graph: Flag = True
@@ -223,11 +168,11 @@ class DraftRow:
     num_steps: Count
     topk: Count = 1
     num_draft_tokens: Maybe[Count] = None
-    batch: Batch = 1
+    batch: AtLeastOne = 1
     context_tokens: Maybe[NonNegativeInt] = None
     comm: Name = "default"
     cuda_graph: Flag = True
-    graph_scope: Maybe[Literal["step", "cycle"]] = None
+    graph_scope: Maybe[GraphScope] = None
     time_ms: Maybe[Positive] = None
     sd_ms: Maybe[NonNegative] = None
     samples: Maybe[Count] = None
@@ -248,7 +193,7 @@ class AllreduceRow:
     comm: Name = "default"
     num_gpus: Maybe[Count] = None
     in_graph: Maybe[Flag] = None
-    batch: Batch = 1
+    batch: AtLeastOne = 1
     context_tokens: Maybe[NonNegativeInt] = None
     time_ms: Maybe[Positive] = None
     sd_ms: Maybe[NonNegative] = None
@@ -267,7 +212,7 @@ class PrefillRow:
     __pydantic_config__: ClassVar[dict[str, Any]] = _CONFIG
 
     tokens: Count
-    batch: Batch = 1
+    batch: AtLeastOne = 1
     context_tokens: Maybe[NonNegativeInt] = None
     comm: Name = "default"
     time_ms: Maybe[Positive] = None
@@ -290,12 +235,12 @@ class CycleRow:
     topk: Count = 1
     num_draft_tokens: Maybe[Count] = None
     speculation: Maybe[Flag] = None
-    batch: Batch = 1
+    batch: AtLeastOne = 1
     comm: Name = "default"
     workload: Name = "default"
     context_tokens: Maybe[NonNegativeInt] = None
     cuda_graph: Flag = True
-    graph_scope: Maybe[Literal["step", "cycle"]] = None
+    graph_scope: Maybe[GraphScope] = None
     verify_cuda_graph: Flag = True
     mean_draft_tokens: Maybe[NonNegative] = None
     acceptance_length: Maybe[AtLeastOne] = None
@@ -325,6 +270,11 @@ class CycleRow:
         """Tokens that the target verifies per sequence, the root included (num_steps + 1 on a chain)."""
         return self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens
 
+    @property
+    def form(self) -> str:
+        """The field that states the speed, for example ``tok_s`` or ``range_tok_s``."""
+        return next(name for name in invariants.SPEED_FORMS if getattr(self, name) is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceEntry:
@@ -341,7 +291,7 @@ class AcceptanceEntry:
     prompts: Maybe[Count] = None
     sd: Maybe[NonNegative] = None
     accepted_per_position: Maybe[Counts] = None
-    accepted_by_rank: Maybe[Annotated[tuple[Counts, ...], Len(1)]] = None
+    accepted_by_rank: Maybe[CountsByRank] = None
     survival: Maybe[Probabilities] = None
     conditional: Maybe[Probabilities] = None
     acceptance_length: Maybe[AtLeastOne] = None
@@ -354,6 +304,11 @@ class AcceptanceEntry:
     def verify_tokens(self) -> int:
         """Tokens that the target verifies per sequence, the root included (num_steps + 1 on a chain)."""
         return self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens
+
+    @property
+    def form(self) -> str:
+        """The field that states the acceptance."""
+        return next(name for name in invariants.ACCEPTANCE_FORMS if getattr(self, name) is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +375,11 @@ class Calibration:
 
     def __post_init__(self) -> None:
         _require(invariants.comm_faults(self.comm, self.tables))
+
+    @property
+    def comm_names(self) -> tuple[str, ...]:
+        """Every communication setting, `default` first, then in the order of the file."""
+        return tuple(dict.fromkeys(("default", *self.comm)))
 
     @property
     def tables(self) -> tuple[tuple[str, Sequence[Any]], ...]:

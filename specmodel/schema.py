@@ -234,8 +234,8 @@ ROW_RULES: dict[type[Any], dict[str, Any]] = {
 EXAMPLE = """\
 # yaml-language-server: $schema=calibration-1.json
 # A calibration: what was measured of one deployment. Get the schema that the first line names with
-# `specmodel schema > calibration-1.json`; editors then complete and check keys. Only `schema` and `name` are needed; delete
-# what you have not measured.
+# `specmodel schema > calibration-1.json`; editors then complete and check keys.
+# Only `schema` and `name` are needed; delete what you have not measured.
 # Times are milliseconds (_ms), throughput is tokens per second over the whole batch (tok_s), sizes are bytes (_bytes).
 schema: specmodel.calibration/1
 name: my-deployment                # safe as a file's name
