@@ -19,8 +19,9 @@ from specmodel.acceptance import prior_of, sigmoid
 from specmodel.calibration import Calibration
 from specmodel.cost import parameter_names
 from specmodel.deployment import Deployment, deployment_of
+from specmodel.measured import measured_of
 from specmodel.model import FittedModel
-from specmodel.observations import Noise, Observations, observations_of
+from specmodel.observations import Noise, Observations, findings_of, observations_of
 from specmodel.posterior import Layout, Posterior, lengths, parts
 from specmodel.residual import Residuals, draft_covariance, verify_covariance
 
@@ -347,7 +348,29 @@ def fit(
         scaled = _rescaled(base, first.noise_scale)
         posterior, _ = _search(scaled, state.theta)
         found.append(replace(posterior, noise_scale=scaled.noise_scale))
-    return FittedModel.of(cal, dep, obs, layout, found)
+    kept, weights = _modes(found)
+    return FittedModel(
+        calibration=cal,
+        deployment=dep,
+        observations=obs,
+        layout=layout,
+        measured=measured_of(cal, dep),
+        posteriors=kept,
+        weights=weights,
+        warnings=tuple(f.text for f in findings_of(cal)),
+    )
+
+
+def _modes(found: list[Posterior]) -> tuple[tuple[Posterior, ...], tuple[float, ...]]:
+    """The modes that differ and are not hopeless, likeliest first, with their probabilities by evidence."""
+    kept: list[Posterior] = []
+    for p in sorted(found, key=lambda p: -p.log_evidence):
+        if all(np.max(np.abs(p.theta - q.theta)) > 0.05 for q in kept):
+            kept.append(p)
+    weights = np.exp([p.log_evidence - kept[0].log_evidence for p in kept])
+    pairs = [(p, float(w)) for p, w in zip(kept, weights / weights.sum(), strict=True) if w > 0.01]
+    total = sum(w for _, w in pairs)
+    return tuple(p for p, _ in pairs), tuple(w / total for _, w in pairs)
 
 
 def _rescaled(problem: _Problem, noise_scale: float) -> _Problem:

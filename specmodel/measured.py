@@ -1,0 +1,169 @@
+"""What a calibration has measured: ranges, settings with a speed, the plain rate; the ground of every warning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmodel.calibration import Calibration, CycleRow
+from specmodel.deployment import Deployment
+from specmodel.observations import Noise, stated_speed
+
+__all__ = ["Measured", "PlainRate", "default_context", "extrapolation", "measured_of", "row_context"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRate:
+    """The fastest measured plain decoding (num_steps 0, speculation off) at one place."""
+
+    comm: str
+    tok_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Ranges and settings that were measured.
+
+    A setting is (num_steps, topk, verified tokens per sequence, batch, comm, context or -1, workload).
+    """
+
+    largest_steps: int
+    """Longest chain or tree with a speed or an acceptance; 0 where there is none."""
+    batches: tuple[float, ...]
+    contexts: tuple[int, ...]
+    speeds: frozenset[tuple[int, int, int, float, str, int, str]]
+    verify: frozenset[tuple[float, float, str]]
+    """(tokens of one rank, sequences of one rank, comm) of verify passes seen alone or inside a cycle with its time."""
+    draft: frozenset[tuple[int, int, str]]
+    """(num_steps, topk, comm) of drafts seen alone or inside a cycle."""
+    positions: dict[str, int]
+    """Longest chain with acceptance data, by workload."""
+    plain: tuple[tuple[float, int, str, str, float], ...]
+    """(batch, context or -1, workload, comm, tok/s) of plain decoding."""
+
+    def plain_rate(self, batch: float, context_tokens: float | None, workloads: tuple[str, ...]) -> PlainRate | None:
+        """Best measured plain rate at a batch and context: of these workloads if measured, else of any."""
+        here = [p for p in self.plain if abs(p[0] - batch) < 1e-9]
+        if context_tokens is not None and not np.isnan(context_tokens):
+            here = [p for p in here if p[1] in (-1, int(context_tokens))]
+        same = [p for p in here if p[2] in workloads]
+        best = max(same or here, key=lambda p: p[4], default=None)
+        return None if best is None else PlainRate(comm=best[3], tok_s=best[4])
+
+    def has_speed(
+        self, shape: tuple[int, int, int], batch: float, comm: str, context_tokens: float | None, workloads: tuple[str, ...]
+    ) -> bool:
+        """Whether a row states the speed of this setting (a bound does not)."""
+        if shape[0] == 0:
+            workloads = tuple({*workloads, *(s[6] for s in self.speeds)})
+        contexts = {-1, *self.contexts} if context_tokens is None or np.isnan(context_tokens) else {-1, int(context_tokens)}
+        return any((*shape, batch, comm, c, w) in self.speeds for c in contexts for w in workloads)
+
+
+def row_context(row: CycleRow) -> int:
+    """Context of a row, -1 where none is stated."""
+    return -1 if row.context_tokens is None else row.context_tokens
+
+
+def measured_of(cal: Calibration, dep: Deployment) -> Measured:
+    """Collect what was measured."""
+    noise = Noise()
+    m = cal.measurements
+    speeds, verify, draft = set(), set(), set()
+    plain: dict[tuple[float, int, str, str], list[float]] = {}
+    steps = [0]
+    positions: dict[str, int] = {}
+    batches = {float(r.batch) * dep.data_parallel for r in m.verify}
+    for row in m.cycles:
+        stated = stated_speed(row, noise)
+        if stated is None:
+            continue
+        speeds.add(
+            (row.num_steps, row.topk, row.verify_tokens, float(row.batch), row.comm, row_context(row), row.workload)
+        )
+        batches.add(float(row.batch))
+        steps.append(row.num_steps)
+        if row.num_steps and row.acceptance_length is not None:
+            positions[row.workload] = max(positions.get(row.workload, 0), row.num_steps)
+        sequences = max(row.batch / dep.data_parallel, 1.0)
+        if row.num_steps == 0 and not row.speculating:
+            form, value, _ = stated
+            rate = value if form == "tok_s" else 1000.0 * row.batch / value
+            plain.setdefault((float(row.batch), row_context(row), row.workload, row.comm), []).append(rate)
+        verify.add((sequences * row.verify_tokens, sequences, row.comm))
+        draft.add((row.num_steps, row.topk, row.comm))
+    for r in m.verify:
+        verify.add((float(r.tokens), min(r.batch, float(r.tokens)), r.comm))
+    for d in m.draft:
+        draft.add((d.num_steps, d.topk, d.comm))
+    for a in cal.acceptance:
+        steps.append(a.num_steps)
+        stated_positions = a.accepted_per_position or a.survival or a.conditional
+        known = len(stated_positions) if stated_positions else a.num_steps
+        positions[a.workload] = max(positions.get(a.workload, 0), known)
+    if max(steps) == 0:
+        # Only tables: the chains whose verify pass they cover.
+        steps += [int(r.tokens / r.batch) - 1 for r in m.verify if r.tokens >= r.batch]
+    return Measured(
+        largest_steps=max(steps),
+        batches=tuple(sorted(batches)),
+        contexts=tuple(
+            sorted({r.context_tokens for r in (*m.cycles, *m.verify) if r.context_tokens is not None})
+        ),
+        speeds=frozenset(speeds),
+        verify=frozenset(verify),
+        draft=frozenset(draft),
+        positions=positions,
+        plain=tuple((*key, float(np.mean(rates))) for key, rates in sorted(plain.items())),
+    )
+
+
+def default_context(cal: Calibration, batch: float) -> int | None:
+    """The context with most rows at a batch; None where none is stated."""
+    counts: dict[int, int] = {}
+    rows = [(r.batch, r.context_tokens) for r in cal.measurements.cycles]
+    rows += [(r.batch * cal.system.data_parallel, r.context_tokens) for r in cal.measurements.verify]
+    for at, context in rows:
+        if context is not None and abs(at - batch) < 1e-9:
+            counts[context] = counts.get(context, 0) + 1
+    return max(counts, key=lambda c: (counts[c], -c)) if counts else None
+
+
+def extrapolation(
+    measured: Measured, dep: Deployment, num_steps: Array, verify_tokens: Array, batch: Array
+) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
+    """Which points lie so far out that no recommendation may rest on them, and warnings in words.
+
+    Far: num_steps above twice the largest measured, batch more than four times from the nearest measured, or more
+    tokens than the largest captured graph. Between the measured range and that there is a warning only.
+    """
+    warnings: list[str] = []
+    largest = measured.largest_steps
+    far = num_steps > 2 * largest
+    beyond = float(np.max(num_steps, initial=0.0))
+    if beyond > largest:
+        text = f"num_steps up to {beyond:g} is beyond the longest measured ({largest})"
+        warnings.append(text + (": extrapolated" if far.any() else ""))
+    if measured.batches:
+        known = np.array(measured.batches)
+        ratio = np.min(np.abs(np.log(np.asarray(batch)[..., None] / known)), axis=-1)
+        far = far | (ratio > np.log(4.0) + 1e-9)
+        outside = (batch < known[0]) | (batch > known[-1])
+        if np.any(outside):
+            worst = float(np.asarray(batch)[outside].max() if np.any(batch > known[-1]) else np.min(batch))
+            warnings.append(f"batch {worst:g} is outside the measured {known[0]:g} to {known[-1]:g}")
+    else:
+        far = far | np.ones(np.shape(num_steps), dtype=bool)
+        warnings.append("no pass and no cycle was measured: every time is a guess from priors")
+    sequences = np.maximum(batch / dep.data_parallel, 1.0)
+    limit = dep.graph_limit_tokens(np.broadcast_to(verify_tokens, np.shape(far)))
+    over = sequences * verify_tokens > limit + 1e-9
+    if np.any(over):
+        far = far | over
+        warnings.append("the verify pass is larger than the largest captured CUDA graph")
+    return np.asarray(far), tuple(warnings)
+
