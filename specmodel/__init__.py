@@ -1,5 +1,48 @@
-"""specmodel: a calibrated cost model of speculative decoding."""
+"""specmodel: a calibrated cost model of speculative decoding.
+
+From few measurements of a deployment it predicts tok/s for any step count, says how sure it is, and chooses the best
+configuration. ``import specmodel as sm``; ``sm.load``, ``sm.fit``, ``sm.optimize``, ``sm.validate``.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Where each public name lives; a module is imported when its first name is asked for.
+_HOME = {
+    "CalibrationError": "errors",
+    "SpecModelError": "errors",
+    "UsageError": "errors",
+    "Calibration": "calibration",
+    "dump": "io",
+    "dumps": "io",
+    "from_dict": "io",
+    "json_schema": "io",
+    "load": "io",
+    "loads": "io",
+    "fit": "fit",
+    "FittedModel": "model",
+    "Prediction": "model",
+    "Optimum": "decide",
+    "optimize": "decide",
+    "schedule": "decide",
+    "cross_validate": "validate",
+    "validate": "validate",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

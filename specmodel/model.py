@@ -16,12 +16,22 @@ from specmodel.deployment import Deployment, as_settings
 from specmodel.errors import UsageError
 from specmodel.measured import Measured, extrapolation
 from specmodel.observations import Noise, Observations, Shape
-from specmodel.posterior import Layout, Moments, Posterior, lengths, moments
+from specmodel.posterior import RATE, Combination, Layout, Moments, Posterior, covariance, lengths, moments
+from specmodel.residual import ResidualPoints
 
-__all__ = ["FittedModel", "Prediction", "Term"]
+__all__ = ["QUANTITIES", "FittedModel", "Prediction", "Term"]
 
 Array = NDArray[np.float64]
 CHUNK = 1 << 14
+QUANTITIES = {
+    "tok_s": RATE,
+    "cycle_ms": Combination(cycle=1.0),
+    "verify_ms": Combination(verify=1.0),
+    "draft_ms": Combination(draft=1.0),
+    "acceptance_length": Combination(length=1.0),
+    "verify_share": Combination(verify=1.0, cycle=-1.0),
+    "draft_share": Combination(draft=1.0, cycle=-1.0),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +233,12 @@ class FittedModel:
         for start in range(0, size, CHUNK):
             piece = slice(start, start + CHUNK)
             for m, weight in enumerate(self.weights):
-                at, log_length, noise = self._moments(m, [a[piece] for a in flat], comm_index, shares)
+                at, log_length, noise, _ = self._moments(m, [a[piece] for a in flat], comm_index, shares)
                 times[0, piece] += weight * at.latent.verify_ms
                 times[1, piece] += weight * at.latent.draft_ms
                 times[2, piece] += weight * at.latent.overhead_ms
                 log_lengths[piece] += weight * log_length
-                means[m, piece] = at.log_rate + np.log(1000.0 * flat[2][piece])
+                means[m, piece] = at.mean + np.log(1000.0 * flat[2][piece])
                 sds[m, piece] = np.sqrt(at.variance + noise**2)
         length, cycle = np.exp(log_lengths), times.sum(axis=0)
         tok_s = 1000.0 * flat[2] * length / cycle
@@ -256,9 +266,94 @@ class FittedModel:
             weights=np.array(self.weights),
         )
 
+    def interval_of(
+        self,
+        quantity: str,
+        num_steps: int,
+        batch: float = 1,
+        comm: str = "default",
+        topk: int = 1,
+        num_draft_tokens: int | None = None,
+        context_tokens: float | None = None,
+        workload: str | Mapping[str, float] | None = None,
+        cuda_graph: bool = True,
+        verify_cuda_graph: bool = True,
+        level: float = 0.9,
+    ) -> tuple[float, float, float]:
+        """Median and central interval of one part of a configuration, measurement noise left out.
+
+        Parameters
+        ----------
+        quantity : str
+            One of `QUANTITIES`: verify_ms, draft_ms, cycle_ms, acceptance_length, verify_share, draft_share, tok_s.
+        num_steps, batch, comm, topk, num_draft_tokens, context_tokens, workload, cuda_graph, verify_cuda_graph
+            As in `predict`, scalars.
+        level : float
+            Probability of the interval.
+        """
+        if quantity not in QUANTITIES:
+            raise UsageError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity!r}")
+        shares, _ = self.mixture(workload)
+        tokens = num_steps + 1 if num_draft_tokens is None else num_draft_tokens
+        context = np.nan if context_tokens is None else context_tokens
+        flat = [np.array([float(x)]) for x in (num_steps, tokens, batch, topk, context)]
+        flat += [np.array([cuda_graph]), np.array([verify_cuda_graph]), np.array([np.nan])]
+        scale = np.log(1000.0 * batch) if quantity == "tok_s" else 0.0
+        low, middle, high = 0.0, 0.0, 0.0
+        for mode, weight in enumerate(self.weights):
+            post = self.posteriors[mode]
+            at, _, _, _ = self._moments(mode, flat, self.comm_index(comm), shares, of=QUANTITIES[quantity])
+            half = float(stdtrit(post.degrees, 0.5 + level / 2.0) * np.sqrt(at.variance[0]))
+            mean = float(at.mean[0]) + scale
+            low, middle, high = low + weight * (mean - half), middle + weight * mean, high + weight * (mean + half)
+        return float(np.exp(middle)), float(np.exp(low)), float(np.exp(high))
+
+    def draws(
+        self,
+        num_steps: Array,
+        batch: float,
+        comms: tuple[str, ...],
+        topk: Array,
+        num_draft_tokens: Array,
+        context_tokens: float | None,
+        count: int,
+        *,
+        workload: str | Mapping[str, float] | None = None,
+        cuda_graph: bool = True,
+        verify_cuda_graph: bool = True,
+    ) -> Array:
+        """Joint draws of the latent tok/s of many candidates at one batch, shape (count, comms x shapes).
+
+        The same parameters and residuals stand behind all candidates of a draw, so differences between candidates
+        are known better than each is. Deterministic: the same call gives the same draws.
+        """
+        shares, _ = self.mixture(workload)
+        size = len(num_steps)
+        context = np.nan if context_tokens is None else float(context_tokens)
+        flat = [np.asarray(num_steps, float), np.asarray(num_draft_tokens, float), np.full(size, float(batch))]
+        flat += [np.asarray(topk, float), np.full(size, context), np.full(size, cuda_graph)]
+        flat += [np.full(size, verify_cuda_graph), np.full(size, np.nan)]
+        flat = [np.tile(a, len(comms)) for a in flat]
+        comm = np.repeat([self.comm_index(name) for name in comms], size)
+        random = np.random.default_rng(20260226)
+        counts = np.floor(np.array(self.weights) * count).astype(int)
+        counts[0] += count - counts.sum()
+        out = []
+        for mode, n in enumerate(counts):
+            post = self.posteriors[mode]
+            at, _, _, right = self._moments(mode, flat, comm, shares)
+            spread = covariance(post, right, at)
+            values, vectors = np.linalg.eigh(0.5 * (spread + spread.T))
+            root = vectors * np.sqrt(np.maximum(values, 0.0))
+            scale = np.sqrt(post.degrees / random.chisquare(post.degrees, size=(n, 1)))
+            normal = random.standard_normal((n, len(values)))
+            out.append(at.mean + np.log(1000.0 * batch) + scale * (normal @ root.T))
+        return np.exp(np.concatenate(out))
+
     def _moments(
-        self, mode: int, flat: list[Array], comm_index: int, shares: dict[int, float], spread: bool = True
-    ) -> tuple[Moments, Array, float]:
+        self, mode: int, flat: list[Array], comm: ArrayLike, shares: dict[int, float], spread: bool = True,
+        of: Combination = RATE,
+    ) -> tuple[Moments, Array, float, ResidualPoints]:
         """Moments under one mode, the log acceptance length, and the sd of one measurement."""
         K, tokens, B, width, context, graph, verify_graph, given = flat
         post = self.posteriors[mode]
@@ -268,7 +363,7 @@ class FittedModel:
             verify_tokens=np.where(drafting, tokens, 1.0),
             batch=B,
             context_tokens=context,
-            comm=np.full(K.shape, comm_index),
+            comm=comm,
             speculating=drafting,
             topk=np.where(drafting, width, 1.0),
             draft_mode=np.where(graph | ~drafting, 0, 2),
@@ -283,9 +378,9 @@ class FittedModel:
             log_length = np.where(known, np.log(np.where(known, given, 1.0)), log_length)
             gradient[known] = 0.0
         at = moments(
-            post, self.observations, self.layout, self.deployment, points, right, log_length, gradient, spread
+            post, self.observations, self.layout, self.deployment, points, right, log_length, gradient, of, spread
         )
-        return at, log_length, Noise().cycle * float(np.sqrt(max(post.noise_scale, 1.0)))
+        return at, log_length, Noise().cycle * float(np.sqrt(max(post.noise_scale, 1.0))), right
 
     def _lengths(self, post: Posterior, shares: dict[int, float], kinds: Array) -> tuple[Array, Array]:
         """Log acceptance length of the mixture for each (steps, topk, tokens) column, and its derivative.
@@ -332,7 +427,7 @@ class FittedModel:
         flat += [np.array([True]), np.array([True]), np.array([np.nan])]
         cycle = 0.0
         for mode, weight in enumerate(self.weights):
-            at, _, _ = self._moments(mode, flat, self.comm_index(comm), {0: 1.0}, spread=False)
+            at, _, _, _ = self._moments(mode, flat, self.comm_index(comm), {0: 1.0}, spread=False)
             cycle += weight * float(at.latent.cycle_ms[0])
         return 1000.0 * batch / cycle
 

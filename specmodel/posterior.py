@@ -21,7 +21,18 @@ from specmodel.residual import (
     verify_variance,
 )
 
-__all__ = ["Latent", "Layout", "Moments", "Posterior", "covariance", "lengths", "moments", "parts"]
+__all__ = [
+    "RATE",
+    "Combination",
+    "Latent",
+    "Layout",
+    "Moments",
+    "Posterior",
+    "covariance",
+    "lengths",
+    "moments",
+    "parts",
+]
 
 Array = NDArray[np.float64]
 
@@ -153,12 +164,25 @@ def parts(theta: Array, points: CostPoints, dep: Deployment, verify_residual: Ar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """Coefficients of a quantity ``cycle ln T + verify ln V + draft ln D + length ln E[N]``."""
+
+    cycle: float = 0.0
+    verify: float = 0.0
+    draft: float = 0.0
+    length: float = 0.0
+
+
+RATE = Combination(cycle=-1.0, length=1.0)
+"""Tokens per ms of one sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """What one mode says about N points: times, mean of ln tok/s for one sequence, and how it varies."""
+    """What one mode says about a log-quantity at N points: times, its mean, and how it varies."""
 
     latent: Latent
-    log_rate: Array
-    """ln of tokens per ms and sequence: ln E[N] - ln T."""
+    mean: Array
     prior_variance: Array
     cross: Array
     """Whitened covariance with the observations, shape (n, N): posterior variance = prior_variance - sum(cross^2)."""
@@ -168,7 +192,7 @@ class Moments:
 
     @property
     def variance(self) -> Array:
-        """Posterior variance of the latent ln tok/s: without the noise of one measurement."""
+        """Posterior variance of the latent quantity: without the noise of one measurement."""
         return np.maximum(self.prior_variance - np.einsum("ij,ij->j", self.cross, self.cross), 1e-12)
 
 
@@ -197,9 +221,10 @@ def moments(
     right: ResidualPoints,
     log_length: Array,
     length_gradient: Array,
+    of: Combination = RATE,
     spread: bool = True,
 ) -> Moments:
-    """Moments of ln tok/s per sequence at N points under one mode.
+    """Moments of a log-quantity at N points under one mode.
 
     Parameters
     ----------
@@ -207,22 +232,36 @@ def moments(
         The N points.
     log_length, length_gradient : numpy.ndarray, shapes (N,) and (N, parameters)
         Log acceptance length of each and its derivative.
+    of : Combination
+        The quantity; tokens per ms of one sequence by default.
     spread : bool
         Whether variances are needed; without, only means are computed.
     """
     verify_residual, draft_residual = residual_means(post, obs, right)
     latent = parts(post.theta[: layout.num_cost], points, dep, verify_residual, draft_residual)
     cycle = latent.cycle_ms
-    log_rate = log_length - np.log(cycle)
-    gv, gd = -latent.verify_ms / cycle, -latent.draft_ms / cycle
+    mean = of.length * log_length + of.cycle * np.log(cycle)
+    gv, gd = of.cycle * latent.verify_ms / cycle + of.verify, of.cycle * latent.draft_ms / cycle + of.draft
+    if of.verify:
+        mean = mean + of.verify * np.log(latent.verify_ms)
+    if of.draft:
+        mean = mean + of.draft * np.log(np.maximum(latent.draft_ms, 1e-300))
     empty = np.zeros((0, 0))
     if not spread:
         zero = np.zeros(len(points))
         return Moments(
-            latent=latent, log_rate=log_rate, prior_variance=zero, cross=empty, gradient=empty, verify_weight=gv, draft_weight=gd
+            latent=latent,
+            mean=mean,
+            prior_variance=zero,
+            cross=empty,
+            gradient=empty,
+            verify_weight=gv,
+            draft_weight=gd,
         )
-    gradient = length_gradient.copy()
-    gradient[:, : layout.num_cost] -= latent.d_log_cycle.T
+    gradient = of.length * length_gradient
+    gradient[:, : layout.num_cost] += (
+        of.cycle * latent.d_log_cycle + of.verify * latent.d_log_verify + of.draft * latent.d_log_draft
+    ).T
     prior = np.einsum("ij,ij->i", gradient @ post.prior_cov, gradient)
     prior += gv**2 * verify_variance(right, post.residuals) + gd**2 * draft_variance(right, post.residuals)
     cross = post.jacobian @ post.prior_cov @ gradient.T
@@ -233,7 +272,7 @@ def moments(
         cross += post.draft_weight[:, None] * draft_covariance(left, right, post.residuals)[i] * gd
     return Moments(
         latent=latent,
-        log_rate=log_rate,
+        mean=mean,
         prior_variance=prior,
         cross=solve_triangular(post.factor, cross, lower=True, check_finite=False),
         gradient=gradient,
@@ -243,7 +282,7 @@ def moments(
 
 
 def covariance(post: Posterior, right: ResidualPoints, at: Moments) -> Array:
-    """Posterior covariance of the latent ln tok/s of N points, shape (N, N)."""
+    """Posterior covariance of the latent quantity at N points, shape (N, N)."""
     prior = at.gradient @ post.prior_cov @ at.gradient.T
     prior += np.outer(at.verify_weight, at.verify_weight) * verify_covariance(right, right, post.residuals)
     prior += np.outer(at.draft_weight, at.draft_weight) * draft_covariance(right, right, post.residuals)

@@ -1,0 +1,534 @@
+"""The decision: the best configuration, its ties, how probable and how costly a mistake is, and what to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specmodel.errors import UsageError
+from specmodel.measured import default_context
+from specmodel.model import FittedModel, Prediction
+
+__all__ = ["Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "ScheduleStep", "optimize", "schedule"]
+
+Array = NDArray[np.float64]
+Objective = Literal["tok_s", "tpot_ms", "goodput"]
+DRAWS = 2000
+TIE_PROBABILITY = 0.25
+REGRET_TOLERANCE = 0.005
+WORTH_MEASURING = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One configuration: what is predicted of it and how good it is among the others."""
+
+    num_steps: int
+    num_draft_tokens: int
+    topk: int
+    comm: str
+    batch: float
+    tok_s: float
+    tok_s_interval: tuple[float, float]
+    tpot_ms: float
+    cycle_ms: float
+    verify_ms: float
+    draft_ms: float
+    overhead_ms: float
+    acceptance_length: float
+    speedup: float
+    probability_best: float
+    expected_regret: float
+    """Expected loss against the best candidate, as a fraction of this one's tok_s."""
+    extrapolated: bool
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """Plain decoding that speedups are over."""
+
+    comm: str
+    tok_s: float
+    tok_s_interval: tuple[float, float]
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """The most that perfecting one lever could bring at the chosen steps, with a 90 % interval."""
+
+    speedup: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextMeasurement:
+    """The measurement whose result is expected to bring most."""
+
+    kind: Literal["cycles", "verify", "draft", "allreduce", "acceptance"]
+    row: dict[str, Any]
+    reason: str
+    gain_tok_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleStep:
+    """What to run for batches from `batch_from` to `batch_to` (None: any larger one)."""
+
+    batch_from: float
+    batch_to: float | None
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    comm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The answer for one batch (or one distribution of batches)."""
+
+    batch: float
+    best: Candidate
+    ties: tuple[Candidate, ...]
+    table: tuple[Candidate, ...]
+    plain: Plain
+    ceilings: dict[str, Ceiling]
+    measure_next: NextMeasurement | None
+    stop_reason: str
+    """Why nothing is to be measured, empty where something is."""
+    unmeasured: tuple[str, ...]
+    """What the answer rests on without a measurement, in words."""
+    warnings: tuple[str, ...]
+    objective: Objective = "tok_s"
+
+    @property
+    def probability_best(self) -> float:
+        """Probability that no other candidate of the call is faster than the chosen one."""
+        return self.best.probability_best
+
+    @property
+    def expected_regret(self) -> float:
+        """Expected loss of the chosen one against the best, as a fraction of its tok_s."""
+        return self.best.expected_regret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Field:
+    """All candidates of a call, as parallel lists, with draws of their tok_s."""
+
+    shapes: list[tuple[int, int, int]]
+    comms: list[str]
+    predictions: dict[str, Prediction]
+    rows: list[tuple[str, int]]
+    """Per candidate: its comm and its index in that prediction."""
+    draws: Array = field(repr=False)
+    """Latent tok/s, shape (draws, candidates)."""
+
+    def value(self, name: str) -> Array:
+        """One attribute of the predictions over all candidates."""
+        return np.array([getattr(self.predictions[comm], name)[i] for comm, i in self.rows])
+
+
+def optimize(
+    model: FittedModel,
+    batch: float | Mapping[float, float] | None = None,
+    comm: str | Sequence[str] | None = None,
+    max_steps: int | None = None,
+    workload: str | Mapping[str, float] | None = None,
+    context_tokens: int | None = None,
+    cuda_graph: bool = True,
+    verify_cuda_graph: bool = True,
+    trees: Iterable[tuple[int, int, int]] = (),
+    objective: Objective = "tok_s",
+    max_tpot_ms: float | None = None,
+) -> Optimum:
+    """Choose the configuration of least expected regret.
+
+    Every step count from 0 (plain decoding) to `max_steps` and every given tree is a candidate under every
+    communication setting. Among those whose expected regret is within 0.005 of the least, measured ones come before
+    unmeasured ones, then the fewest steps.
+
+    Parameters
+    ----------
+    model : FittedModel
+        From `fit`.
+    batch : float or mapping of batch to share, optional
+        Running sequences; by default 1 if measured, else the smallest measured. A distribution for `goodput`.
+    comm : str or sequence of str, optional
+        Restrict the communication settings; by default every setting of the file.
+    max_steps : int, optional
+        By default the larger of 10 and the longest measured.
+    workload, context_tokens, cuda_graph, verify_cuda_graph
+        As in `FittedModel.predict`; the context is by default the one with most rows at that batch.
+    trees : iterable of (num_steps, topk, num_draft_tokens)
+        Trees to compare with the chains.
+    objective : {"tok_s", "tpot_ms", "goodput"}
+        Throughput at a batch; the time per token of one sequence at a batch; or throughput over a distribution of
+        batches counting only those where `max_tpot_ms` is kept.
+    max_tpot_ms : float, optional
+        Limit of the time per token; candidates that are more likely above than below it are left out.
+
+    Returns
+    -------
+    Optimum
+
+    Raises
+    ------
+    UsageError
+        For names that the file lacks, numbers outside their domain, or a limit that no candidate keeps.
+    """
+    if objective not in ("tok_s", "tpot_ms", "goodput"):
+        raise UsageError(f"objective must be tok_s, tpot_ms or goodput, got {objective!r}")
+    if objective == "goodput" and max_tpot_ms is None:
+        raise UsageError("objective goodput needs max_tpot_ms: the time per token that counts as good")
+    shares = _batches(model, batch)
+    names = (
+        model.deployment.structure.comm_names if comm is None else (comm,) if isinstance(comm, str) else tuple(comm)
+    )
+    for name in names:
+        model.comm_index(name)
+    longest = max(10, model.measured.largest_steps) if max_steps is None else max_steps
+    if not isinstance(longest, int | np.integer) or longest < 0:
+        raise UsageError(f"max_steps must be a whole number from 0, got {longest!r}")
+    shapes = [(k, 1, k + 1) for k in range(int(longest) + 1)] + [_tree(t) for t in trees]
+    options: dict[str, Any] = {
+        "workload": workload,
+        "cuda_graph": cuda_graph,
+        "verify_cuda_graph": verify_cuda_graph,
+    }
+    fields = {
+        b: _candidates(model, b, names, shapes, default_context(model.calibration, b) if context_tokens is None else context_tokens, options)
+        for b in shares
+    }
+    main = max(shares, key=lambda b: (shares[b], -b))
+    here = fields[main]
+    score, allowed = _scores(fields, shares, objective, max_tpot_ms)
+    if not allowed.any():
+        fastest = float(np.min(here.value("tpot_ms")))
+        raise UsageError(
+            f"no configuration keeps max_tpot_ms {max_tpot_ms:g} at batch {main:g}: the fastest is predicted at "
+            f"{fastest:.4g} ms a token; raise the limit or lower the batch"
+        )
+    context = default_context(model.calibration, main) if context_tokens is None else context_tokens
+    workloads = tuple(model.layout.workloads[i] for i in model.mixture(workload)[0])
+    measured = np.array(
+        [
+            model.measured.has_speed(shapes[i], main, c, context, workloads)
+            for c in names
+            for i in range(len(shapes))
+        ]
+    )
+    probability, regret = _judge(score, allowed)
+    best = _choose(here, regret, allowed, measured)
+    table = _table(here, main, probability, regret, measured)
+    better = (score > score[:, [best]]).mean(axis=0)
+    ties = tuple(table[i] for i in np.flatnonzero(allowed & (better > TIE_PROBABILITY)) if i != best)
+    plain = _plain(model, here, table, main, context, workloads)
+    gain, reason = _gains(score, allowed, best, measured)
+    unmeasured = _unmeasured(model, table[best], workloads)
+    following = _next(gain, table, context, workloads, model, best)
+    warnings = dict.fromkeys(w for p in here.predictions.values() for w in p.warnings)
+    return Optimum(
+        batch=main,
+        best=table[best],
+        ties=ties,
+        table=table,
+        plain=plain,
+        ceilings=_ceilings(model, table[best], main, context, options),
+        measure_next=following,
+        stop_reason="" if following else reason,
+        unmeasured=unmeasured,
+        warnings=tuple(warnings),
+        objective=objective,
+    )
+
+
+def _batches(model: FittedModel, batch: float | Mapping[float, float] | None) -> dict[float, float]:
+    if batch is None:
+        measured = model.measured.batches
+        return {1.0 if 1.0 in measured or not measured else measured[0]: 1.0}
+    given = dict(batch) if isinstance(batch, Mapping) else {batch: 1.0}
+    if not given:
+        raise UsageError("batch: an empty distribution; give at least one size and its share")
+    out = {}
+    for size, share in given.items():
+        if not (np.isfinite(size) and size >= 1 and np.isfinite(share) and share > 0):
+            raise UsageError(f"batch must be 1 or more with a share above 0, got {size!r}: {share!r}")
+        out[float(size)] = float(share)
+    total = sum(out.values())
+    return {b: s / total for b, s in out.items()}
+
+
+def _tree(tree: tuple[int, int, int]) -> tuple[int, int, int]:
+    steps, topk, tokens = (int(x) for x in tree)
+    if steps < 1 or topk < 1 or tokens < 2 or (topk == 1 and tokens != steps + 1):
+        raise UsageError(
+            f"a tree is (num_steps, topk, num_draft_tokens) with num_steps >= 1 and num_draft_tokens >= 2 "
+            f"(num_steps + 1 where topk is 1), got {tuple(tree)!r}"
+        )
+    return steps, topk, tokens
+
+
+def _candidates(
+    model: FittedModel,
+    batch: float,
+    names: Sequence[str],
+    shapes: list[tuple[int, int, int]],
+    context: int | None,
+    options: dict[str, Any],
+) -> _Field:
+    """Predictions and joint draws of every shape under every setting at one batch."""
+    K, topk, tokens = (np.array(x, dtype=float) for x in zip(*shapes, strict=True))
+    predictions = {
+        name: model.predict(K, batch, name, topk, tokens, context, **options)  # one call a setting
+        for name in names
+    }
+    rows = [(name, i) for name in names for i in range(len(shapes))]
+    draws = model.draws(
+        K, batch, tuple(names), topk, tokens, context, DRAWS, **options
+    )
+    return _Field(
+        shapes=shapes * len(names),
+        comms=[name for name in names for _ in shapes],
+        predictions=predictions,
+        rows=rows,
+        draws=draws,
+    )
+
+
+def _scores(
+    fields: dict[float, _Field], shares: dict[float, float], objective: Objective, max_tpot_ms: float | None
+) -> tuple[Array, NDArray[np.bool_]]:
+    """What is to be maximised, per draw and candidate, and which candidates are allowed."""
+    total = np.zeros_like(next(iter(fields.values())).draws)
+    allowed = np.ones(total.shape[1], dtype=bool)
+    for b, share in shares.items():
+        tok_s = fields[b].draws
+        if objective == "goodput":
+            total += share * tok_s * (1000.0 * b / tok_s <= float(max_tpot_ms or 0.0))
+        else:
+            total += share * tok_s
+            if max_tpot_ms is not None:
+                allowed &= (1000.0 * b / tok_s <= max_tpot_ms).mean(axis=0) >= 0.5
+    if objective == "goodput":
+        allowed = total.mean(axis=0) > 0.0
+    return total, allowed
+
+
+def _judge(score: Array, allowed: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """P(best) and expected regret (fraction of the candidate's own score) of each candidate."""
+    open_score = np.where(allowed, score, -np.inf)
+    top = open_score.max(axis=1, keepdims=True)
+    winners = open_score >= top
+    probability = (winners / winners.sum(axis=1, keepdims=True)).mean(axis=0)
+    mean = score.mean(axis=0)
+    regret = (top - score).mean(axis=0) / np.maximum(mean, 1e-300)
+    return probability, regret
+
+
+def _choose(here: _Field, regret: Array, allowed: NDArray[np.bool_], measured: NDArray[np.bool_]) -> int:
+    least = regret[allowed].min()
+    close = [i for i in np.flatnonzero(allowed) if regret[i] <= least + REGRET_TOLERANCE]
+    return int(min(close, key=lambda i: (not measured[i], here.shapes[i][0], here.shapes[i][2], regret[i])))
+
+
+def _table(
+    here: _Field, batch: float, probability: Array, regret: Array, measured: NDArray[np.bool_]
+) -> tuple[Candidate, ...]:
+    bounds = {comm: p.interval(0.9) for comm, p in here.predictions.items()}
+    out = []
+    for j, (comm, i) in enumerate(here.rows):
+        p = here.predictions[comm]
+        K, topk, tokens = here.shapes[j]
+        out.append(
+            Candidate(
+                num_steps=K,
+                num_draft_tokens=tokens,
+                topk=topk,
+                comm=comm,
+                batch=batch,
+                tok_s=float(p.tok_s[i]),
+                tok_s_interval=(float(bounds[comm][0][i]), float(bounds[comm][1][i])),
+                tpot_ms=float(p.tpot_ms[i]),
+                cycle_ms=float(p.cycle_ms[i]),
+                verify_ms=float(p.verify_ms[i]),
+                draft_ms=float(p.draft_ms[i]),
+                overhead_ms=float(p.overhead_ms[i]),
+                acceptance_length=float(p.acceptance_length[i]),
+                speedup=float(p.speedup[i]),
+                probability_best=float(probability[j]),
+                expected_regret=float(regret[j]),
+                extrapolated=bool(p.extrapolated[i]),
+                measured=bool(measured[j]),
+            )
+        )
+    return tuple(out)
+
+
+def _plain(
+    model: FittedModel,
+    here: _Field,
+    table: tuple[Candidate, ...],
+    batch: float,
+    context: int | None,
+    workloads: tuple[str, ...],
+) -> Plain:
+    """The plain decoding that the speedups of this call are over."""
+    rate = model.measured.plain_rate(batch, context, workloads)
+    if rate is not None:
+        low, high = model.predict(0, batch, rate.comm, context_tokens=context).interval(0.9)
+        return Plain(comm=rate.comm, tok_s=rate.tok_s, tok_s_interval=(float(low), float(high)), measured=True)
+    best = max((c for c in table if c.num_steps == 0), key=lambda c: c.tok_s)
+    return Plain(comm=best.comm, tok_s=best.tok_s, tok_s_interval=best.tok_s_interval, measured=False)
+
+
+def _gains(score: Array, allowed: NDArray[np.bool_], best: int, measured: NDArray[np.bool_]) -> tuple[Array, str]:
+    """Expected gain of knowing each unmeasured candidate exactly (value of information), and the stopping rule.
+
+    For a candidate c other than the chosen one: E[max(f_c, f_best)] - E[f_best]; for the chosen one, against the
+    runner-up (expected improvement, Jones et al. 1998, with the incumbent's own uncertainty).
+    """
+    mean = score.mean(axis=0)
+    gain = np.maximum(score, score[:, [best]]).mean(axis=0) - mean[best]
+    others = np.where(allowed, mean, -np.inf)
+    others[best] = -np.inf
+    if np.isfinite(others.max()):
+        runner = int(np.argmax(others))
+        gain[best] = np.maximum(score[:, best], score[:, runner]).mean() - max(mean[best], mean[runner])
+    gain = np.where(allowed & ~measured, gain, 0.0)
+    share = float(gain.max() / mean[best])
+    return gain, f"stop: at most {max(100 * share, 0.05):.1f} % to gain from one more measurement"
+
+
+def _next(
+    gain: Array,
+    table: tuple[Candidate, ...],
+    context: int | None,
+    workloads: tuple[str, ...],
+    model: FittedModel,
+    best: int,
+) -> NextMeasurement | None:
+    j = int(np.argmax(gain))
+    if gain[j] < WORTH_MEASURING * table[best].tok_s:
+        return None
+    c = table[j]
+    row: dict[str, Any] = {"num_steps": c.num_steps}
+    if c.topk > 1:
+        row |= {"topk": c.topk, "num_draft_tokens": c.num_draft_tokens}
+    row["batch"] = int(c.batch) if c.batch == int(c.batch) else c.batch
+    row["comm"] = c.comm
+    if context is not None:
+        row["context_tokens"] = context
+    if len(workloads) == 1 and workloads[0] != "default" and c.num_steps:
+        row["workload"] = workloads[0]
+    low, high = c.tok_s_interval
+    what = "plain decoding" if c.num_steps == 0 else f"{c.num_steps} steps"
+    reason = (
+        f"{what} under {c.comm} is predicted at {c.tok_s:.1f} tok/s ({low:.1f} to {high:.1f}) and was not measured; "
+        f"knowing it brings {gain[j]:.2f} tok/s on average"
+    )
+    return NextMeasurement(kind="cycles", row=row, reason=reason, gain_tok_s=float(gain[j]))
+
+
+def _unmeasured(model: FittedModel, best: Candidate, workloads: tuple[str, ...]) -> tuple[str, ...]:
+    """What the prediction of the chosen candidate rests on without a measurement."""
+    m = model.measured
+    sequences = max(best.batch / model.deployment.data_parallel, 1.0)
+    tokens = sequences * best.num_draft_tokens
+    out = []
+    if (tokens, sequences, best.comm) not in m.verify:
+        where = f"batch {best.batch:g}, comm {best.comm}"
+        kind = "plain decoding" if best.num_steps == 0 else f"the verify pass of {tokens:g} tokens"
+        out.append(f"{kind} at {where}")
+    if best.num_steps and (best.num_steps, best.topk, best.comm) not in m.draft:
+        out.append(f"the draft of {best.num_steps} steps under comm {best.comm}")
+    if best.num_steps:
+        short = [w for w in workloads if m.positions.get(w, 0) < best.num_steps]
+        if short:
+            known = min(m.positions.get(w, 0) for w in short)
+            past = f"past position {known}" if known else "at any position"
+            out.append(f"acceptance {past} of workload {', '.join(short)}")
+    return tuple(out)
+
+
+def _ceilings(
+    model: FittedModel,
+    chosen: Candidate,
+    batch: float,
+    context: int | None,
+    options: dict[str, Any],
+) -> dict[str, Ceiling]:
+    """Amdahl ceilings at the chosen steps: 1 / (1 - share) for draft and verify, (K + 1) / E[N] for acceptance."""
+    place = (batch, chosen.comm, chosen.topk, chosen.num_draft_tokens, context)
+    most = min(chosen.num_steps + 1, chosen.num_draft_tokens)
+    out = {}
+    for name in ("draft", "verify"):
+        if name == "draft" and chosen.num_steps == 0:
+            out[name] = Ceiling(speedup=1.0, interval=(1.0, 1.0))
+            continue
+        share = model.interval_of(name + "_share", chosen.num_steps, *place, **options)
+        speedup, low, high = (1.0 / (1.0 - min(x, 1.0 - 1e-6)) for x in share)
+        out[name] = Ceiling(speedup=speedup, interval=(low, high))
+    length, low, high = model.interval_of("acceptance_length", chosen.num_steps, *place, **options)
+    out["acceptance"] = Ceiling(speedup=most / length, interval=(max(most / high, 1.0), most / low))
+    return out
+
+
+def schedule(optima: Sequence[Optimum]) -> tuple[ScheduleStep, ...]:
+    """One step count for each range of batches, under one communication setting.
+
+    An engine cannot change its communication setting while it runs, so the one that loses least over all batches is
+    taken; going up in batch, a decision is kept while it costs less than 0.5 % (hysteresis), since every change of
+    step count costs a graph switch.
+
+    Parameters
+    ----------
+    optima : sequence of Optimum
+        Answers for several batches, from the same candidates.
+    """
+    ordered = sorted(optima, key=lambda o: o.batch)
+    if not ordered:
+        return ()
+    comms = dict.fromkeys(c.comm for c in ordered[0].table)
+
+    def loss(optimum: Optimum, comm: str) -> float:
+        own = [c.tok_s for c in optimum.table if c.comm == comm]
+        return float(np.log(max(c.tok_s for c in optimum.table) / max(own)))
+
+    comm = min(comms, key=lambda name: sum(loss(o, name) for o in ordered))
+    steps: list[ScheduleStep] = []
+    for o in ordered:
+        table = [c for c in o.table if c.comm == comm and not c.extrapolated] or [c for c in o.table if c.comm == comm]
+        best = o.best if o.best.comm == comm and not o.best.extrapolated else max(table, key=lambda c: c.tok_s)
+        if steps:
+            held = (steps[-1].num_steps, steps[-1].topk, steps[-1].num_draft_tokens)
+            same = [c for c in table if (c.num_steps, c.topk, c.num_draft_tokens) == held]
+            if same and same[0].tok_s >= (1.0 - REGRET_TOLERANCE) * best.tok_s:
+                continue
+            # The change lies somewhere between two measured batches; the geometric middle is as good as any.
+            edge = float(np.floor(np.sqrt(_previous(ordered, o) * o.batch)))
+            edge = min(max(edge, _previous(ordered, o)), o.batch - 1.0)
+            steps[-1] = replace(steps[-1], batch_to=edge)
+            start = edge + 1.0
+        else:
+            start = 1.0
+        steps.append(
+            ScheduleStep(
+                batch_from=start,
+                batch_to=None,
+                num_steps=best.num_steps,
+                topk=best.topk,
+                num_draft_tokens=best.num_draft_tokens,
+                comm=comm,
+            )
+        )
+    return tuple(steps)
+
+
+def _previous(ordered: list[Optimum], here: Optimum) -> float:
+    return ordered[ordered.index(here) - 1].batch
