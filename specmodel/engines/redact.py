@@ -1,0 +1,76 @@
+"""What may leave a log: an allow-list of facts, and a last sweep over every string for what looks like a secret.
+
+Readers take numbers, model names without their folders, flags that they know and NCCL variables that tune; nothing else
+of a line is kept. The sweep is the second line of defence: notes and names pass through it before they are written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["TUNING_VARIABLES", "clean", "model_name", "sweep", "tuning_variable"]
+
+_TUNING_NAMES = """
+    ALGO PROTO MIN_NCHANNELS MAX_NCHANNELS MIN_CTAS MAX_CTAS NTHREADS LL128_NTHREADS BUFFSIZE LL_BUFFSIZE
+    LL128_BUFFSIZE NVLS_ENABLE NVLS_NCHANNELS NVLS_CHUNKSIZE CUMEM_ENABLE CUMEM_HOST_ENABLE P2P_LEVEL P2P_DISABLE
+    P2P_USE_CUDA_MEMCPY P2P_NET_CHUNKSIZE SHM_DISABLE SHM_USE_CUDA_MEMCPY GRAPH_REGISTER LOCAL_REGISTER WIN_ENABLE
+    SYM_CTAS CTA_POLICY MNNVL_ENABLE RUNTIME_CONNECT GRAPH_MIXING_SUPPORT COLLNET_ENABLE NET_GDR_LEVEL NET_GDR_READ
+    IB_DISABLE IB_GDR_LEVEL IB_QPS_PER_CONNECTION IB_SPLIT_DATA_ON_QPS IB_TC IB_SL IB_AR_THRESHOLD PXN_DISABLE
+    CROSS_NIC LAUNCH_ORDER_IMPLICIT LAUNCH_MODE MAX_P2P_NCHANNELS MIN_P2P_NCHANNELS NCHANNELS_PER_NET_PEER
+    SINGLE_RING_THRESHOLD THREAD_THRESHOLDS DMABUF_ENABLE
+"""
+TUNING_VARIABLES = frozenset(f"NCCL_{name}" for name in _TUNING_NAMES.split())
+"""NCCL variables whose value is a number or a word of NCCL's own; the others may hold hosts, interfaces and paths."""
+
+_TUNING_VALUE = re.compile(r"[A-Za-z0-9_^:,;=+-]{1,80}")
+
+_SECRETS = (
+    re.compile(r"-----BEGIN [A-Z ]+-----.*", re.DOTALL),
+    re.compile(
+        r"\b(?:hf|sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|nvapi|gsk|AKIA|ASIA|AIza|ya29|npm|pypi)[-_.]?[A-Za-z0-9_.-]{10,}"
+    ),
+    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*"),
+    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9+/=._-]{8,}"),
+    re.compile(
+        r"(?i)\b[\w.-]*(?:api[_-]?key|passw(?:or)?d|passphrase|secret|token|credential|authorization)s?\b['\"]?\s*[=:]\s*['\"]?[^\s'\",;)]+"
+    ),
+    re.compile(r"\b[a-z][a-z0-9+.-]*://\S+"),
+    re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*"),
+    re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"),
+    re.compile(r"(?<![\w.])(?:/|~/|[A-Za-z]:\\)[^\s'\",;)]+"),
+    re.compile(r"(?<![A-Za-z0-9+/_-])(?=[A-Za-z0-9+/_-]*[0-9])(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_]{32,}={0,2}"),
+)
+
+
+def tuning_variable(name: str, value: str) -> bool:
+    """Whether a variable of the environment may be kept: one that tunes NCCL, with a value that cannot name a host."""
+    return name in TUNING_VARIABLES and _TUNING_VALUE.fullmatch(value) is not None
+
+
+def model_name(path: str) -> str | None:
+    """Return the name of a model without its folders and owner; Hugging Face cache folders are understood."""
+    parts = [part for part in re.split(r"[/\\]+", path.strip().strip("'\"")) if part not in ("", ".", "..", "~")]
+    for part in parts:
+        if part.startswith("models--"):
+            return clean(part.split("--")[-1]) or None
+    name = clean(parts[-1]) if parts else ""
+    if not name or name in ("None", "null") or not re.fullmatch(r"[\w.+ ()=-]{1,120}", name):
+        return None
+    return name
+
+
+def clean(text: str) -> str:
+    """Return the text with everything that looks like a secret, an address or a path replaced by a mark."""
+    for pattern in _SECRETS:
+        text = pattern.sub("[redacted]", text)
+    return text
+
+
+def sweep(value: Any) -> Any:
+    """Return the same mappings and lists with every string cleaned, keys of mappings included."""
+    if isinstance(value, dict):
+        return {clean(key) if isinstance(key, str) else key: sweep(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [sweep(item) for item in value]
+    return clean(value) if isinstance(value, str) else value

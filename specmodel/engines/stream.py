@@ -1,0 +1,273 @@
+"""Sources of text, compressed or not, in blocks; and records found in them by plain substring search.
+
+A log is never held: blocks of 256 KiB go by, each is searched for the readers' anchors at memory speed, and only what
+an anchor begins is looked at further. Records are cut at line feeds and at the carriage returns of progress bars.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import importlib
+import io
+import json
+import lzma
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any, cast
+
+from specmodel.errors import CalibrationError, Fault
+
+__all__ = ["Handler", "Source", "failure", "json_items", "open_source", "read_records", "strip_ansi", "whole_text"]
+
+BLOCK_BYTES = 2**18
+HEAD_BYTES = 2**16
+MAX_RECORD_BYTES = 2**16
+MAX_PREFIX_BYTES = 2**8
+MAX_DOCUMENT_BYTES = 2**26
+
+Handler = Callable[[bytes, bytes, int, bool], None]
+"""Takes what precedes an anchor on its line, the record from the anchor on, its line number, and whether it ended."""
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
+_BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)
+_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def failure(source: str, must: str, got: str, remedy: str) -> CalibrationError:
+    """Make the error of one fault of a source."""
+    return CalibrationError.of([Fault(must=must, got=got, remedy=remedy)], source)
+
+
+def strip_ansi(text: bytes) -> bytes:
+    """Return the text without colour codes."""
+    return _ANSI.sub(b"", text) if b"\x1b" in text else text
+
+
+@dataclass(slots=True)
+class Source:
+    """An opened source: the name that notes call it by (no folders), its first bytes, and the rest to come."""
+
+    name: str
+    head: bytes
+    stream: IO[bytes]
+    warnings: list[str] = field(default_factory=list)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the decompressed bytes, once; a damaged or cut compressed stream ends early, with a warning."""
+        try:
+            if self.head:
+                yield self.head
+            while block := self.stream.read(BLOCK_BYTES):
+                yield block
+        except _BROKEN as error:
+            self.warnings.append(f"the stream ends early ({type(error).__name__}); what came before it is used")
+        finally:
+            if self.stream is not sys.stdin.buffer:
+                self.stream.close()
+
+
+def open_source(path: str) -> Source:
+    """Open a file, or stdin for ``-``; gzip, xz, bzip2 and zstd are recognised by their first bytes.
+
+    Raises
+    ------
+    CalibrationError
+        Missing, a directory, unreadable, empty, or compressed in a way that this Python cannot read.
+    """
+    name = "<stdin>" if path == "-" else os.path.basename(os.path.normpath(path)) or path
+    try:
+        if path != "-" and os.path.isdir(path):
+            raise failure(name, "a file", "a directory", "name the files in it")
+        raw: Any = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+        buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
+        magic = buffered.peek(8)[:8]
+        kind = next((kind for start, kind in _MAGIC.items() if magic.startswith(start)), None)
+        stream = _decompressed(buffered, kind, name)
+        head = _read_full(stream, HEAD_BYTES)
+    except FileNotFoundError:
+        raise failure(name, "an existing file", "no such file", "check the path") from None
+    except (*_BROKEN, ValueError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise failure(name, "a readable file", reason, "check the file and its permissions") from None
+    if not head.strip():
+        raise failure(name, "text that an engine printed", "nothing", "check that the log was written there")
+    return Source(name, head, stream)
+
+
+def _decompressed(raw: io.BufferedReader, kind: str | None, name: str) -> IO[bytes]:
+    if kind == "gzip":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    if kind == "xz":
+        return lzma.LZMAFile(raw)
+    if kind == "bzip2":
+        return bz2.BZ2File(raw)
+    if kind == "zstd":
+        # The standard library has it from Python 3.14 on, the package `zstandard` before.
+        for module, reader in (("compression.zstd", "ZstdFile"), ("zstandard", "open")):
+            try:
+                opener: Any = getattr(importlib.import_module(module), reader)
+            except ImportError:
+                continue
+            stream: IO[bytes] = opener(raw)
+            return stream
+        remedy = f"install the package zstandard, or pipe it: zstd -dc {name} | specmodel ingest -"
+        raise failure(name, "gzip, xz, bzip2 or plain text", "zstd, which this Python cannot read", remedy)
+    return raw
+
+
+def _read_full(stream: IO[bytes], size: int) -> bytes:
+    """Up to `size` bytes: what there is when a compressed stream breaks off after its first bytes."""
+    parts: list[bytes] = []
+    missing = size
+    while missing > 0:
+        try:
+            part = stream.read(min(missing, 4096))
+        except _BROKEN:
+            if not parts:
+                raise
+            break
+        if not part:
+            break
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def whole_text(source: Source) -> str:
+    """Read the whole of a document, at most 64 MiB.
+
+    Raises
+    ------
+    CalibrationError
+        Too large, or not UTF-8.
+    """
+    parts, size = [], 0
+    for block in source.blocks():
+        parts.append(block)
+        size += len(block)
+        if size > MAX_DOCUMENT_BYTES:
+            remedy = "cut it to the part that was measured"
+            raise failure(source.name, f"a document of at most {MAX_DOCUMENT_BYTES // 2**20} MiB", "more", remedy)
+    try:
+        return b"".join(parts).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise failure(source.name, "UTF-8 text", f"another byte at offset {error.start}", "save it as UTF-8") from None
+
+
+def read_records(source: Source, handlers: dict[bytes, Handler]) -> None:
+    """Feed every record that begins with one of the anchors to its handler, in the order of the text."""
+    anchors = list(handlers.items())
+    carry, line = b"", 1
+    for block in source.blocks():
+        text = carry + block
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if not end and len(text) < MAX_RECORD_BYTES * 4:
+            carry = text
+            continue
+        end = end or len(text)
+        body, carry = text[:end], text[end:]
+        _scan(body, anchors, line, True)
+        line += body.count(b"\n")
+    if carry:
+        _scan(carry, anchors, line, False)
+
+
+def _scan(body: bytes, anchors: list[tuple[bytes, Handler]], line: int, complete: bool) -> None:
+    hits: list[tuple[int, Handler]] = []
+    for anchor, handler in anchors:
+        at = body.find(anchor)
+        while at >= 0:
+            hits.append((at, handler))
+            at = body.find(anchor, at + 1)
+    if not hits:
+        return
+    hits.sort(key=lambda hit: hit[0])
+    size = len(body)
+    start = newline = carriage = counted = 0
+    end = -1
+    for at, handler in hits:
+        if at >= end:
+            start = max(body.rfind(b"\n", end if end > 0 else 0, at), body.rfind(b"\r", end if end > 0 else 0, at), end)
+            start += 1
+            if newline <= at:
+                newline = body.find(b"\n", at)
+                newline = size if newline < 0 else newline
+            if carriage <= at:
+                carriage = body.find(b"\r", at)
+                carriage = size if carriage < 0 else carriage
+            end = min(newline, carriage)
+            line += body.count(b"\n", counted, at)
+            counted = at
+        prefix = body[max(start, at - MAX_PREFIX_BYTES) : at]
+        whole = complete or end < size
+        handler(prefix, body[at : min(end, at + MAX_RECORD_BYTES)], line, whole and end - at <= MAX_RECORD_BYTES)
+
+
+def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:
+    """Yield the elements of a JSON list, or the values of a JSON-lines file, one at a time.
+
+    Parameters
+    ----------
+    source : Source
+        The text; a list is entered, whatever else is read value after value.
+    key : bytes, optional
+        Enter the list that follows this key instead, wherever it stands.
+
+    Raises
+    ------
+    CalibrationError
+        A value that is no JSON, other than one that the end of the text cuts off (a warning then).
+    """
+    decoder = json.JSONDecoder()
+    blocks = source.blocks()
+    buffer = next(blocks, b"").removeprefix(b"\xef\xbb\xbf")
+    if key is not None:
+        while (found := re.search(b'"' + re.escape(key) + rb'"\s*:\s*\[', buffer)) is None:
+            if not (block := next(blocks, b"")):
+                return
+            buffer = buffer[-256:] + block
+        buffer = buffer[found.end() :]
+    elif buffer.lstrip()[:1] == b"[":
+        buffer = buffer.lstrip()[1:]
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    text, at, more = decode(buffer), 0, True
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        if at < len(text) and text[at] == "]":
+            return
+        try:
+            value, end = decoder.raw_decode(text, at)
+            if end == len(text) and more:
+                raise json.JSONDecodeError("a value that may go on", text, end)
+        except (json.JSONDecodeError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                raise failure(source.name, "JSON of moderate depth", "deeper nesting", "check the file") from None
+            # Read as much again as is pending, so that a long value is not parsed once for every block.
+            pending, wanted = [text[at:]], max(len(text) - at, 1)
+            while more and wanted > 0:
+                block = next(blocks, b"")
+                more = bool(block)
+                pending.append(decode(block, not more))
+                wanted -= len(block)
+            grown = "".join(pending)
+            if len(grown) > len(text) - at:
+                if len(grown) > MAX_DOCUMENT_BYTES:
+                    remedy = "cut the file to the part that was measured"
+                    raise failure(source.name, "JSON values of at most 64 MiB", "a longer one", remedy) from None
+                text, at = grown, 0
+                continue
+            if at >= len(text):
+                return
+            if error.pos >= len(text) - 1 or "Unterminated" in error.msg:
+                source.warnings.append("the last JSON value is cut off; what came before it is used")
+                return
+            raise failure(source.name, "JSON", f"{error.msg} at character {error.pos}", "check the file") from None
+        yield value
+        at = end
