@@ -97,11 +97,15 @@ _RECORDED_VARIABLE = re.compile(r"^(NCCL_[A-Z0-9_]+|CUDA_MODULE_LOADING|CUDA_DEV
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommPlan:
-    """One communication setting: its name, the variables it sets and the engine flags it stands for."""
+    """One communication setting: its name, the variables it sets and the engine flags it stands for.
+
+    `last` is for one that may hang: it is measured when all others are done.
+    """
 
     name: str
     env: dict[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    last: bool = False
 
 
 def requests_nvls(env: Mapping[str, str]) -> bool:
@@ -118,7 +122,7 @@ def parse_settings(document: object, *, source: str, allow_nvls: bool = False) -
     Parameters
     ----------
     document
-        A mapping of name to `{env, flags}`, or any document with such a mapping under `comm` (a calibration file).
+        A mapping of name to `{env, flags, last}`, or a document with such a mapping under `comm` (a calibration).
     source
         What the document was read from, for messages.
     allow_nvls
@@ -155,16 +159,18 @@ def _setting(source: str, name: str, body: object) -> CommPlan:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         raise CalibrationError(f"{source}: setting name {name!r}: letters, digits, '.', '_' and '-' are allowed")
     body = {} if body is None else body
-    if not isinstance(body, Mapping) or set(body) - {"env", "flags"}:
-        raise CalibrationError(f"{source}: {name}: a setting holds env and flags")
+    if not isinstance(body, Mapping) or set(body) - {"env", "flags", "last"}:
+        raise CalibrationError(f"{source}: {name}: a setting holds env, flags and last")
     env = body.get("env") or {}
     flags = body.get("flags") or ()
     if not isinstance(env, Mapping) or isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
         raise CalibrationError(f"{source}: {name}: env is a mapping of variables, flags a list of texts")
+    if not isinstance(body.get("last", False), bool):
+        raise CalibrationError(f"{source}: {name}.last: true or false")
     checked: dict[str, str] = {}
     for key, value in env.items():
         checked[str(key)] = _variable(f"{source}: {name}.env", str(key), value)
-    return CommPlan(name=name, env=checked, flags=tuple(flags))
+    return CommPlan(name=name, env=checked, flags=tuple(flags), last=body.get("last", False))
 
 
 def _variable(where: str, key: str, value: Any) -> str:
