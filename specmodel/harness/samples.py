@@ -115,7 +115,7 @@ def _points(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         for point in plan.points_of(setting, 0):
             runs = found.get((setting.name, point.key), [])
             records = [{"kind": point.kind, **record} for _, record in runs]
-            entry = {"key": point.key, "comm": setting.name}
+            entry: dict[str, Any] = {"key": point.key, "comm": setting.name}
             entry |= {key: point.fields[key] for key in _POINT_FIELDS if key in point.fields}
             pooled = pool(records)
             disposition: str = pooled.disposition
@@ -243,5 +243,7 @@ def read_samples(path: Path) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the document."""
-    schema: dict[str, Any] = json.loads((Path(__file__).parent / "samples-1.schema.json").read_text(encoding="utf-8"))
+    schema: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "schema" / "samples-1.json").read_text(encoding="utf-8")
+    )
     return schema
