@@ -12,13 +12,13 @@ import stat
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from specmodel import yaml_text
 from specmodel.errors import CalibrationError, Fault, key_path, shown
 from specmodel.yaml_text import DuplicateKey
 
-MAX_BYTES = 256 * 2**20
+MAX_BYTES = 64 * 2**20
 
 
 def read_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> tuple[str, str]:
@@ -33,12 +33,12 @@ def read_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> tu
     source = "<stdin>" if name == "-" else name
     try:
         if name == "-":
-            data = sys.stdin.buffer.read(max_bytes + 1)
+            data = _read(sys.stdin.buffer, max_bytes + 1)
         elif stat.S_ISDIR(os.stat(name).st_mode):
             raise CalibrationError.single(source, "a file", "a directory", "name a file in it")
         else:
             with open(name, "rb") as stream:
-                data = stream.read(max_bytes + 1)
+                data = _read(stream, max_bytes + 1)
     except FileNotFoundError:
         raise CalibrationError.single(source, "an existing file", "no such file", "check the path") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -53,6 +53,14 @@ def read_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> tu
     except UnicodeDecodeError as error:
         found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
         raise CalibrationError.single(source, "UTF-8 text", found, "save it as UTF-8") from None
+
+
+def _read(stream: BinaryIO, limit: int) -> bytes:
+    """Read in chunks: to ask for all of `limit` at once would reserve as much memory."""
+    data = bytearray()
+    while len(data) < limit and (chunk := stream.read(min(limit - len(data), 2**20))):
+        data += chunk
+    return bytes(data)
 
 
 def parse(text: str, source: str) -> tuple[Any, list[Fault]]:
@@ -155,7 +163,7 @@ def _json_section(section: dict[str, Any], depth: int) -> str:
 
 
 def _compact(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = ["CalibrationError", "Fault", "FormError", "SpecModelError", "UsageError", "key_path", "shown"]
 
 MAX_FAULTS_SHOWN = 50
+MAX_FAULTS_WORDED = 1000  # of fields, and again of rules; how many more there are is not counted
 MAX_VALUE_SHOWN = 80  # characters of a value that a message repeats
 
 
@@ -61,7 +62,8 @@ class CalibrationError(SpecModelError):
         prefix = f"{source}: " if source else ""
         lines = [f"{prefix}{fault}" for fault in faults[:MAX_FAULTS_SHOWN]]
         if len(faults) > MAX_FAULTS_SHOWN:
-            lines.append(f"{prefix}and {len(faults) - MAX_FAULTS_SHOWN} more")
+            least = " at least" if len(faults) >= MAX_FAULTS_WORDED else ""
+            lines.append(f"{prefix}and {len(faults) - MAX_FAULTS_SHOWN} more{least}")
         return cls("\n".join(lines), faults=faults)
 
     @classmethod

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,13 @@ from specmodel.calibration import (
     PrefillRow,
     VerifyRow,
 )
-from specmodel.errors import CalibrationError, Fault, key_path, shown
+from specmodel.errors import MAX_FAULTS_WORDED, CalibrationError, Fault, FormError, key_path, shown
 from specmodel.schema import SECTIONS
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+Keys = tuple[str | int, ...]
 
 RULES: dict[type[Any], Callable[[Any], list[Fault]]] = {
     ModelShape: invariants.model_faults,
@@ -96,28 +99,41 @@ def _document_faults(value: dict[Any, Any], details: list[ErrorDetails]) -> list
     """List faults of single fields, then those of rules over several, trying each row with what is usable of it."""
     if not details:
         return []
-    found: dict[str, Fault] = {}
-    unusable: set[str] = set()
+    of_fields: dict[Keys, Fault] = {}
+    unusable: set[Keys] = set()
     for detail in details:
-        if detail["type"] == "value_error" and isinstance(detail["ctx"]["error"], CalibrationError):
-            continue  # a rule over several fields: found again below
         keys = _keys(value, detail)
-        unusable |= {key_path(keys[: i + 1]) for i in range(len(keys))}
-        path = key_path(keys)
-        found.setdefault(path, _field_fault(keys, detail))
+        if not _of_rules(detail):
+            unusable |= {keys[:length] for length in range(2, len(keys) + 1)}
+            if len(of_fields) < MAX_FAULTS_WORDED and not (detail["type"] == "too_short" and detail["input"]):
+                of_fields.setdefault(keys, _field_fault(keys, detail))
+    paths = {fault.path for fault in of_fields.values()}
+    of_rules = (fault for fault in _rule_faults(value, details, unusable) if fault.path not in paths)
+    return [*of_fields.values(), *islice(dict.fromkeys(islice(of_rules, 2 * MAX_FAULTS_WORDED)), MAX_FAULTS_WORDED)]
+
+
+def _of_rules(detail: ErrorDetails) -> FormError | None:
+    error = detail.get("ctx", {}).get("error")
+    return error if isinstance(error, FormError) else None
+
+
+def _rule_faults(value: dict[Any, Any], details: list[ErrorDetails], unusable: set[Keys]) -> Iterator[Fault]:
+    """List faults of rules over several fields: those that the rows raised, and those of rows with other faults."""
+    for detail in details:
+        if error := _of_rules(detail):
+            path = key_path(_keys(value, detail))
+            yield from (fault.under(path) for fault in error.faults)
     for place, section in SECTIONS.items():
-        for path, part in _parts(value, place):
-            if section in RULES and isinstance(part, dict):
-                row = _stand_in(section, part, path, unusable)
-                for fault in RULES[section](row):
-                    found.setdefault(fault.under(path).path, fault.under(path))
+        if section in RULES:
+            for keys, part in _parts(value, place):
+                if isinstance(part, dict):
+                    path = key_path(keys)
+                    yield from (fault.under(path) for fault in RULES[section](_stand_in(section, part, keys, unusable)))
     comm = value.get("comm")
-    for fault in invariants.comm_faults(comm if isinstance(comm, dict) else (), _tables(value)):
-        found.setdefault(fault.path, fault)
-    return list(found.values())
+    yield from invariants.comm_faults(comm if isinstance(comm, dict) else (), _tables(value))
 
 
-def _keys(value: Any, detail: ErrorDetails) -> tuple[Any, ...]:
+def _keys(value: Any, detail: ErrorDetails) -> Keys:
     """Return the path of a fault as far as the document goes: a validator's path goes on into its own alternatives."""
     node, keys = value, list[Any]()
     for key in detail["loc"]:
@@ -133,35 +149,36 @@ def _keys(value: Any, detail: ErrorDetails) -> tuple[Any, ...]:
     return tuple(keys)
 
 
-def _section(keys: tuple[Any, ...]) -> type[Any] | None:
+def _section(keys: Keys) -> type[Any] | None:
     """Return the dataclass that describes the mapping at `keys`."""
     place = tuple("[]" if isinstance(key, int) else key for key in keys)
     return SECTIONS.get(place) or SECTIONS.get((*place[:-1], "*"))
 
 
-def _parts(value: Any, place: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """List every part of the document at `place`, with its path."""
-    parts: list[tuple[tuple[Any, ...], Any]] = [((), value)]
-    for step in place:
-        if step == "[]":
-            parts = [
-                ((*k, i), row) for k, node in parts if isinstance(node, list | tuple) for i, row in enumerate(node)
-            ]
-        elif step == "*":
-            parts = [((*k, name), part) for k, node in parts if isinstance(node, dict) for name, part in node.items()]
-        else:
-            parts = [((*k, step), node[step]) for k, node in parts if isinstance(node, dict) and step in node]
-    return [(key_path(keys), part) for keys, part in parts]
+def _parts(value: Any, place: tuple[str, ...], keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """List every part of the document at `place`, with its keys."""
+    if not place:
+        yield keys, value
+    elif place[0] == "[]":
+        if isinstance(value, list | tuple):
+            for i, row in enumerate(value):
+                yield from _parts(row, place[1:], (*keys, i))
+    elif isinstance(value, dict):
+        for name in list(value) if place[0] == "*" else [place[0]] if place[0] in value else []:
+            yield from _parts(value[name], place[1:], (*keys, name))
 
 
-def _stand_in(section: type[Any], part: dict[Any, Any], path: str, unusable: set[str]) -> SimpleNamespace:
+def _stand_in(section: type[Any], part: dict[Any, Any], keys: Keys, unusable: set[Keys]) -> SimpleNamespace:
     """Return what is usable of a faulty row; see `specmodel.invariants`."""
     row = SimpleNamespace()
     for item in dataclasses.fields(section):
         fallback = math.nan if item.default is dataclasses.MISSING else item.default
         value = part.get(item.name, fallback)
-        if f"{path}.{item.name}" in unusable:
-            value = () if isinstance(value, list | tuple) else math.nan
+        if (*keys, item.name) in unusable:
+            if isinstance(value, list | tuple):
+                value = [() if isinstance(inner, list | tuple) else math.nan for inner in value]
+            else:
+                value = math.nan
         setattr(row, item.name, value)
     return row
 
@@ -171,14 +188,14 @@ def _tables(value: dict[Any, Any]) -> list[tuple[str, list[Any]]]:
     out = []
     for place, section in SECTIONS.items():
         if place[-1:] == ("[]",) and any(item.name == "comm" for item in dataclasses.fields(section)):
-            for path, rows in _parts(value, place[:-1]):
+            for keys, rows in _parts(value, place[:-1]):
                 if isinstance(rows, list | tuple):
                     named = [row.get("comm", "default") if isinstance(row, dict) else "default" for row in rows]
-                    out.append((path, [SimpleNamespace(comm=name) for name in named]))
+                    out.append((key_path(keys), [SimpleNamespace(comm=name) for name in named]))
     return out
 
 
-def _field_fault(keys: tuple[Any, ...], detail: ErrorDetails) -> Fault:
+def _field_fault(keys: Keys, detail: ErrorDetails) -> Fault:
     """Word one fault of one field."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     path, key = key_path(keys), keys[-1] if keys else None
@@ -195,7 +212,7 @@ def _field_fault(keys: tuple[Any, ...], detail: ErrorDetails) -> Fault:
     return Fault(path=path, must=must, got=shown(value), remedy=remedy)
 
 
-def _meant(keys: tuple[Any, ...]) -> str:
+def _meant(keys: Keys) -> str:
     """Word the remedy for an unknown key: the known one that was probably meant, else those that are."""
     section = _section(keys[:-1])
     allowed = [item.name for item in dataclasses.fields(section)] if section else []

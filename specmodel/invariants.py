@@ -2,7 +2,7 @@
 
 They read attributes only. So they serve the frozen dataclasses of `specmodel.calibration` when one is built, and, where
 a file has other faults too, a stand-in for the row in which each unusable number is NaN (no comparison with it holds)
-and each unusable list is empty: a file's faults are then reported all at once, and each of them once.
+and each entry of an unusable list, too: a file's faults are then reported all at once, and each of them once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from specmodel.errors import Fault
+from specmodel.errors import Fault, shown
 
 SURVIVAL_TOLERANCE = 0.02  # a rise of P(at least k accepted) up to this is noise of counting; more cannot be
+MAX_HINTS = 50  # wrong names that a right one is sought for: the search is slow, and more are not read
 SPEED_QUANTITIES = ("tok_s", "tpot_ms", "cycle_ms")
 SPEED_FORMS = ("tok_s", "tpot_ms", "cycle_ms", "tok_s_at_most", "range_tok_s", "range_tpot_ms", "range_cycle_ms")
 ACCEPTANCE_FORMS = ("accepted_per_position", "accepted_by_rank", "survival", "conditional", "acceptance_length")
@@ -145,17 +146,16 @@ def comm_faults(settings: Iterable[str], tables: Iterable[tuple[str, Sequence[An
         Every table whose rows name a setting.
     """
     known: dict[Any, None] = dict.fromkeys(["default", *settings])
+    names = ", ".join(str(name)[:40] for name in islice(known, 8))
     faults = []
     for path, rows in tables:
         for i, row in enumerate(rows):
             name = row.comm
             if isinstance(name, str) and name not in known:
-                meant = nearest(name, known)
+                meant = nearest(name, known) if len(faults) < MAX_HINTS else None
                 remedy = f"list it under comm{f', or did you mean `{meant}`?' if meant else ''}"
-                allowed = (
-                    f"default or a name listed under comm ({', '.join(str(name)[:40] for name in islice(known, 8))})"
-                )
-                faults.append(Fault(path=f"{path}[{i}].comm", must=allowed, got=repr(name[:60]), remedy=remedy))
+                must = f"default or a name listed under comm ({names}{', ...' if len(known) > 8 else ''})"
+                faults.append(Fault(path=f"{path}[{i}].comm", must=must, got=shown(name), remedy=remedy))
     return faults
 
 
@@ -169,7 +169,7 @@ def _one_form(row: Any, forms: tuple[str, ...], what: str) -> list[Fault]:
 
 
 def _order(pair: Any, path: str) -> list[Fault]:
-    if not pair or not pair[0] > pair[1]:
+    if not pair or len(pair) != 2 or not pair[0] > pair[1]:
         return []
     return [Fault(path=path, must="[low, high]", got=f"[{pair[0]:g}, {pair[1]:g}]", remedy="swap the two ends")]
 

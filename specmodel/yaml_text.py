@@ -68,11 +68,16 @@ def parse_yaml(text: str, source: str) -> tuple[Any, list[DuplicateKey]]:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1} column {mark.column + 1}" if mark is not None else ""
         problem = next(filter(None, (getattr(error, name, None) for name in ("problem", "reason"))), "cannot be read")
-        tab = mark is not None and "\t" in text.split("\n")[mark.line].split("#")[0][: mark.column + 1]
+        tab = mark is not None and _tab_before(text, mark.line, mark.column)
         remedy = "indent with spaces, not tabs" if tab else "correct it there; quote text that holds : # { } [ ] or ,"
-        raise CalibrationError.single(source, "YAML", f"'{problem}'{where}"[:160], remedy) from None
+        raise CalibrationError.single(source, "YAML", f"{shown(str(problem))}{where}", remedy) from None
     except RecursionError:
         raise too_deep(source) from None
+
+
+def _tab_before(text: str, line: int, column: int) -> bool:
+    lines = text.split("\n")
+    return line < len(lines) and "\t" in lines[line].split("#")[0][: column + 1]
 
 
 def too_deep(source: str) -> CalibrationError:
