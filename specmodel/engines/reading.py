@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "CUSTOM_ALLREDUCE",
+    "NCCL_ALLREDUCE",
+    "REPEAT_SD",
     "Given",
     "Lengths",
     "Reading",
@@ -36,6 +39,10 @@ LONE_SD = 0.01
 """Relative sd of one sample where nothing else tells."""
 DESIGN_EFFECT = 2.0
 """Variance of pooled acceptance over that of independent rounds: rounds of one request resemble each other."""
+NCCL_ALLREDUCE = "NCCL: the custom all-reduce is disabled"
+CUSTOM_ALLREDUCE = (
+    "the engine's custom one where the links allow it: NCCL settings matter only for messages above its limit"
+)
 PRIOR_WEIGHT = 4.0
 MAX_SAMPLES = 2**20
 
@@ -212,7 +219,12 @@ def pooled_sd(groups: Iterable[Sequence[float]], band: float | None = None) -> f
 
 
 def summarise(
-    values: Sequence[float], *, quantile: float = 0.5, band: float | None = None, prior_sd: float = LONE_SD
+    values: Sequence[float],
+    *,
+    quantile: float = 0.5,
+    band: float | None = None,
+    prior_sd: float = LONE_SD,
+    method_sd: float = REPEAT_SD,
 ) -> Summary:
     """Summarise repeated measurements by a quantile, its spread, and how many independent samples it is worth.
 
@@ -226,12 +238,14 @@ def summarise(
         Drop what is more than this factor away from the median: idle time, another batch.
     prior_sd : float
         Relative spread of one sample as known from elsewhere; weighs as much as four samples.
+    method_sd : float
+        Relative error that all samples share: the next run, or what the engine's clock does not see.
 
     Returns
     -------
     Summary
         The standard error of a sample quantile of a normal distribution, sqrt(q (1 - q) / n) / density, widened by
-        `REPEAT_SD` for the next run; ``samples`` is chosen so that sd / sqrt(samples) is that error.
+        `method_sd`; ``samples`` is chosen so that sd / sqrt(samples) is that error.
     """
     import numpy as np
 
@@ -242,7 +256,7 @@ def summarise(
     sd = math.sqrt(((count - 1) * own**2 + PRIOR_WEIGHT * (prior_sd * value) ** 2) / (count - 1 + PRIOR_WEIGHT))
     # sqrt(q (1 - q)) / density of the standard normal at its quantile: 1.2533 at the median, 1.43 at a fifth.
     factor = math.sqrt(quantile * (1 - quantile)) / _density_at(quantile) if count > 2 else 1.0
-    error = math.hypot(factor * sd / math.sqrt(count), REPEAT_SD * value)
+    error = math.hypot(factor * sd / math.sqrt(count), method_sd * value)
     samples = max(1, math.floor((sd / error) ** 2))
     return Summary(value=value, sd=error * math.sqrt(samples), samples=samples, count=count, outliers=len(data) - count)
 
@@ -255,7 +269,7 @@ def _near(data: NDArray[np.float64], band: float | None) -> NDArray[np.float64]:
 
 
 def _spread(data: NDArray[np.float64]) -> float:
-    """Return the standard deviation; from five samples on by the median absolute deviation, which strays do not move."""
+    """Return the standard deviation; from five samples on by the median deviation, which strays do not move."""
     import numpy as np
 
     if len(data) < 5:
@@ -268,6 +282,21 @@ def _density_at(quantile: float) -> float:
 
     normal = NormalDist()
     return normal.pdf(normal.inv_cdf(quantile))
+
+
+def number(mapping: Any, *keys: str, low: float = 0.0, high: float = 1e12) -> float | None:
+    """Return the first of the keys that holds a number above `low` and below `high`."""
+    for key in keys:
+        value = mapping.get(key) if isinstance(mapping, dict) else None
+        if isinstance(value, int | float) and not isinstance(value, bool) and low < value < high:
+            return float(value)
+    return None
+
+
+def whole(mapping: Any, *keys: str, low: int = 1, high: int = 10**9) -> int | None:
+    """Return the first of the keys that holds a whole number from `low` to `high`."""
+    value = number(mapping, *keys, low=low - 0.5, high=high + 0.5)
+    return int(value) if value is not None and value.is_integer() else None
 
 
 def mean_of(pairs: Iterable[tuple[float, float]]) -> float | None:
@@ -307,6 +336,18 @@ def lengths_sd(acceptance_length: float, num_steps: int, drafts: float, scatter:
     second = sum((2 * k - 1) * low**k for k in range(1, num_steps + 1))
     variance = max(second - drafted**2, 0.05 * max(num_steps, 1))
     return max(scatter, math.sqrt(DESIGN_EFFECT * variance / max(drafts, 1.0)))
+
+
+def add_length(reading: Reading, shape: Shape, length: float, note: str, drafts: float | None = None) -> None:
+    """Add an acceptance length whose rounds may be unknown; then as uncertain as a thousand rounds are."""
+    if not 1 <= length <= shape.num_steps + 1.005:
+        reading.dropped["acceptance length impossible for its steps"] += 1
+        return
+    sd = lengths_sd(length, shape.num_steps, drafts or 1000)
+    entry = shape.row() | {"acceptance_length": rounded(length, 7), "sd": rounded(sd, 3), "note": note}
+    if drafts:
+        entry["drafts"] = round(drafts)
+    reading.acceptance.append(entry)
 
 
 def rounded(value: float, digits: int = 6) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from specmodel.engines.reading import Reading, Shape
+from specmodel.engines.reading import CUSTOM_ALLREDUCE, NCCL_ALLREDUCE, Reading, Shape
 from specmodel.engines.redact import model_name
 
 __all__ = ["ServerArgs", "from_mapping", "from_text", "shape_of"]
@@ -72,13 +72,11 @@ class ServerArgs:
         if self.tensor_parallel < 2:
             return None
         if "--disable-custom-all-reduce" in self.flags:
-            return "NCCL: the custom all-reduce is disabled"
+            return NCCL_ALLREDUCE
         other = next((flag for flag in self.flags if "symm-mem" in flag or "mscclpp" in flag or "fusion" in flag), None)
         if other:
             return f"the engine's own, with {other}: NCCL settings matter only for messages above its limit"
-        return (
-            "the engine's custom one where the links allow it: NCCL settings matter only for messages above its limit"
-        )
+        return CUSTOM_ALLREDUCE
 
 
 @cache

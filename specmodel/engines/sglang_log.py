@@ -139,9 +139,9 @@ class SglangLog:
             if batch > 0 and reason != "a switch of the step count":
                 self._lengths.setdefault(self._shape, Lengths()).add(mean, batch)
         if batch < 1 or not 0 < speed < 1e8:
-            dropped["no running request, or no throughput"] += 1
+            dropped["not timed: no running request, or no throughput"] += 1
         elif reason or batch != previous:
-            dropped[reason or "batch changed"] += 1
+            dropped[f"not timed: {reason or 'batch changed'}"] += 1
         else:
             place = (self._shape if length is not None else Shape(num_steps=0), batch, graph)
             group = self._groups.get(place) or self._groups.setdefault(place, _Group())
@@ -261,7 +261,7 @@ class SglangLog:
             self._ask_shape()
         elif self._eras["none"] > 0.5 * sum(self._eras.values()):
             reading.questions.append(
-                "accept rate follows from accept len by none of the definitions of SGLang's versions: was one of the two "
+                "accept rate follows from accept len by none of the definitions of SGLang's versions: was one of them "
                 "changed, or do the lines belong to another server than the arguments? Times and lengths are left out"
             )
             return reading
@@ -304,10 +304,10 @@ class SglangLog:
             shape, batch, graph = key
             other = summaries.get((shape, batch, b"True"))
             if shape is None or (graph == b"False" and other is not None and other.count >= summaries[key].count):
-                reading.dropped["the verify pass ran without its CUDA graph"] += len(group.times.values)
+                reading.dropped["not timed: the verify pass ran without its CUDA graph"] += len(group.times.values)
                 continue
             summary = summaries[key]
-            reading.dropped["idle or another batch for a while (far from the median)"] += summary.outliers
+            reading.dropped["not timed: idle or another batch for a while (far from the median)"] += summary.outliers
             reading.used["decode lines"] += summary.count
             reading.cycles.append(self._cycle(shape, batch * data_parallel, graph, group, summary))
         reading.dropped += Counter()

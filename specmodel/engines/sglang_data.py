@@ -1,0 +1,287 @@
+"""SGLang's documents: `/server_info`, `/v1/loads`, `/generate` replies, and the results of its benchmarks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from specmodel.engines import sglang_args
+from specmodel.engines.identities import serving_cycle
+from specmodel.engines.reading import Given, Reading, Shape, add_length, number, rounded, summarise, whole
+
+__all__ = ["bench_one_batch", "bench_serving", "bench_speculative", "generate", "loads", "server_info"]
+
+STEP_QUANTILE = 0.2
+"""Of repeated steps a low quantile is taken, as bench_speculative does: a step only ever waits."""
+
+
+def server_info(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read `/server_info`: arguments, mean acceptance length, and step times where they are recorded."""
+    for document in documents:
+        args = sglang_args.from_mapping(document if isinstance(document, dict) else {})
+        args.into(reading)
+        states = document.get("internal_states")
+        state = states[0] if isinstance(states, list) and states else states if isinstance(states, dict) else document
+        shape = _active_shape(state, args) or given.shape
+        reading.shape = shape
+        if allreduce := args.allreduce():
+            reading.saw("allreduce_implementation", allreduce, "server arguments", args.tensor_parallel)
+        _memory(reading, state)
+        if not args.speculating:
+            shape = Shape(num_steps=0)
+        if shape is None:
+            reading.questions.append("no step counts of the speculation: say --num-steps; its times are left out")
+            continue
+        length = number(state, "avg_spec_accept_length")
+        if length is not None and shape.num_steps:
+            add_length(reading, shape, length, f"{reading.source}: avg_spec_accept_length, cumulative, rounds unknown")
+        steps = state.get("step_time_dict")
+        for key, times in sorted(steps.items(), key=str) if isinstance(steps, dict) else ():
+            batch = int(key) if str(key).isdigit() and len(str(key)) < 7 else 0
+            step_times = [t for t in (number({"t": t}, "t", high=100) for t in times) if t] if batch else []
+            if not step_times:
+                reading.dropped["step times without a batch or a number"] += 1
+                continue
+            summary = summarise([1e3 * t for t in step_times], quantile=STEP_QUANTILE, band=2.0)
+            reading.dropped["outliers (more than twice the median)"] += summary.outliers
+            reading.used["step times"] += summary.count
+            note = f"{reading.source}: step_time_dict, 20th percentile of {summary.count} rounds"
+            row = shape.row() | {"batch": batch * args.data_parallel} | summary.row("cycle_ms") | {"note": note}
+            reading.cycles.append(row)
+
+
+def _active_shape(state: Any, args: sglang_args.ServerArgs) -> Shape | None:
+    """Return the shape in use, which adaptive steps may have changed from that of the arguments."""
+    method = dict(args.model).get("method")
+    if method in ("parallel", "ngram") or not isinstance(state, dict):
+        return args.shape
+    values = [state.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "num_draft_tokens")]
+    return sglang_args.shape_of(None, *values) or args.shape
+
+
+def _memory(reading: Reading, state: Any) -> None:
+    usage = state.get("memory_usage") if isinstance(state, dict) else None
+    if (left := number(usage, "startup_available")) is not None:
+        reading.saw("free_memory_bytes", round(left * 2**30), "memory_usage.startup_available", 1, "GB of 2^30 bytes")
+    graph = usage.get("graph") if isinstance(usage, dict) else None
+    if isinstance(graph, dict):
+        for part, about in (("target_verify", "target_cuda_graph"), ("draft_decode", "draft_cuda_graph")):
+            if (size := number(graph, part)) is not None:
+                reading.saw(about, True, f"memory_usage.graph.{part}", 1, f"its graphs take {size:g} GB")
+
+
+def loads(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read `/v1/loads`: the moments of back-to-back decode steps, and the GPU's name."""
+    reading.system["engine"] = "sglang"
+    for document in documents:
+        if isinstance(name := document.get("accelerator"), str) and name:
+            reading.system["gpu"] = name
+        if (gpus := whole(document, "num_accelerators")) is not None:
+            reading.system["num_gpus"] = gpus
+        entries = document.get("loads")
+        for load in entries if isinstance(entries, list) else [document]:
+            moments = load.get("decode_moments") if isinstance(load, dict) else None
+            if (
+                not isinstance(moments, list)
+                or len(moments) < 6
+                or not all(number({"m": m}, "m", low=-1, high=1e30) is not None for m in moments[:6])
+            ):
+                reading.dropped["loads without decode moments"] += 1
+                continue
+            steps, batches, times, squares, _, tokens = (float(m) for m in moments[:6])
+            if steps < 1 or batches < steps or times <= 0 or squares * steps < batches**2 * (1 - 1e-9):
+                reading.dropped["decode moments that cannot be"] += 1
+                continue
+            length = max(tokens / batches, 1.0)
+            where = f"{reading.source}: decode_moments of {steps:.0f} steps"
+            row: dict[str, Any] = {"batch": rounded(batches / steps), "cycle_ms": rounded(times / steps / 1e3)}
+            row |= {"sd_cycle_ms": rounded(0.01 * times / steps / 1e3, 3), "samples": 1}
+            row["note"] = f"{where}: mean time at the mean batch"
+            reading.used["decode steps"] += int(steps)
+            if given.shape is not None:
+                reading.cycles.append(given.shape.row() | row)
+                if given.shape.num_steps:
+                    add_length(reading, given.shape, length, where, batches)
+            else:
+                reading.shapeless.append({"table": "cycles", **row})
+                reading.shapeless.append(
+                    {
+                        "table": "acceptance",
+                        "acceptance_length": rounded(length),
+                        "drafts": round(batches),
+                        "note": where,
+                    }
+                )
+
+
+def generate(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read `/generate` replies: the histogram of accepted drafts, pooled over requests."""
+    reading.system["engine"] = "sglang"
+    pooled: dict[int, list[float]] = {}
+    prompts: dict[int, int] = {}
+    for document in documents:
+        for reply in document if isinstance(document, list) else [document]:
+            meta = reply.get("meta_info", reply) if isinstance(reply, dict) else {}
+            counts = next(
+                (meta[key] for key in ("spec_correct_drafts_histogram", "spec_accept_histogram") if key in meta), None
+            )
+            rounds = whole(meta, "spec_verify_ct")
+            if not isinstance(counts, list) or not counts:
+                reason = "without a histogram" if rounds else "without speculation"
+                reading.dropped[f"replies {reason}"] += 1
+                continue
+            values = [number({"c": c}, "c", low=-0.5) for c in counts]
+            if any(v is None for v in values) or (
+                rounds is not None and abs(sum(v or 0 for v in values) - rounds) > max(1, 0.02 * rounds)
+            ):
+                reading.dropped["replies whose histogram is not that of spec_verify_ct rounds"] += 1
+                continue
+            proposed = whole(meta, "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+            steps = round(proposed / rounds) if proposed and rounds and proposed % rounds == 0 else len(counts) - 1
+            steps = given.shape.num_steps if given.shape is not None else steps
+            if steps < 1 or len(counts) > steps + 1:
+                reading.dropped["replies whose histogram is longer than their steps"] += 1
+                continue
+            total = pooled.setdefault(steps, [0.0] * (steps + 1))
+            for i, value in enumerate(values):
+                total[i] += value or 0.0
+            prompts[steps] = prompts.get(steps, 0) + 1
+            reading.used["replies"] += 1
+    for steps, histogram in sorted(pooled.items()):
+        shape = given.shape or Shape(num_steps=steps)
+        accepted = [round(sum(histogram[k:])) for k in range(1, steps + 1)]
+        note = f"{reading.source}: histogram of accepted drafts, {prompts[steps]} replies"
+        entry = {
+            "drafts": round(sum(histogram)),
+            "prompts": prompts[steps],
+            "accepted_per_position": accepted,
+            "note": note,
+        }
+        if entry["drafts"]:
+            reading.acceptance.append(shape.row() | entry)
+
+
+def bench_speculative(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read bench_speculative.py: a round's time and acceptance length for each shape and batch; (0, 0, 0) is plain."""
+    reading.system["engine"] = "sglang"
+    for place, document in enumerate(documents, 1):
+        batch, step = whole(document, "batch_size"), number(document, "step_time", high=1000)
+        length, speed = number(document, "acc_length"), number(document, "speed")
+        steps = whole(document, "steps", low=0)
+        if batch is None or step is None or length is None or steps is None:
+            reading.dropped["rows without batch_size, steps, acc_length or step_time"] += 1
+            continue
+        shape = (
+            Shape(num_steps=0) if steps == 0 else _tree(document.get("topk"), steps, document.get("num_draft_tokens"))
+        )
+        if shape is None or (shape.num_steps and not 1 <= length <= shape.num_steps + 1.005):
+            reading.dropped["rows whose acceptance length or tree cannot be"] += 1
+            continue
+        if speed is not None and min(abs(speed * step / length - n) for n in (1, batch)) > 0.02:
+            reading.dropped["rows whose speed is not acc_length / step_time"] += 1
+            continue
+        reading.used["rows"] += 1
+        row = shape.row() | {"batch": batch}
+        if shape.num_steps:
+            row["acceptance_length"] = length
+        row |= {"cycle_ms": rounded(1e3 * step), "note": f"{reading.source} row {place}: step_time, 20th percentile"}
+        reading.cycles.append(row)
+
+
+def _tree(topk: Any, steps: int, tokens: Any) -> Shape | None:
+    return sglang_args.shape_of(None, steps, topk, tokens)
+
+
+def bench_one_batch(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read bench_one_batch_server: throughput and acceptance length at one batch, and the prefill before it."""
+    reading.system["engine"] = "sglang"
+    for place, document in enumerate(documents, 1):
+        batch, speed = whole(document, "batch_size"), number(document, "last_gen_throughput", "output_throughput")
+        length = number(document, "acc_length", low=-2)
+        if batch is None or speed is None:
+            reading.dropped["rows without batch_size or throughput"] += 1
+            continue
+        where = f"{reading.source} row {place}"
+        inputs, outputs = whole(document, "input_len"), whole(document, "output_len")
+        row: dict[str, Any] = {"batch": batch}
+        if inputs and outputs:
+            row["context_tokens"] = inputs + outputs // 2
+        row |= {"tok_s": speed, "note": f"{where}: last_gen_throughput"}
+        ttft, rate = number(document, "last_ttft", high=1e5), number(document, "input_throughput")
+        if inputs and ttft and rate and abs(batch * inputs / (rate * ttft) - 1) < 0.1:
+            note = f"{where}: last_ttft of the whole batch"
+            reading.prefill.append(
+                {"tokens": batch * inputs, "batch": batch, "time_ms": rounded(1e3 * ttft), "note": note}
+            )
+        if length is None or length <= 0:
+            reading.used["rows"] += 1
+            reading.cycles.append({"num_steps": 0} | row)
+            continue
+        shape = given.shape or _named(document.get("run_name"), length)
+        row = {**row, "acceptance_length": rounded(length)}
+        reading.used["rows"] += 1
+        if shape is None:
+            reading.shapeless.append({"table": "cycles", **row})
+        elif 1 <= length <= shape.num_steps + 1.005:
+            reading.cycles.append(shape.row() | row)
+            if given.shape is None:
+                reading.cycles[-1]["note"] += "; draft shape as the run's name gives it"
+        else:
+            reading.dropped["rows whose acceptance length cannot be"] += 1
+
+
+def _named(name: Any, length: float) -> Shape | None:
+    """Return the shape that a run's name ends in, as steps-topk-tokens, if the three belong together."""
+    found = re.search(r"(?<!\d)(\d{1,2})[-_](\d{1,2})[-_](\d{1,3})$", name) if isinstance(name, str) else None
+    if found is None:
+        return None
+    steps, topk, tokens = (int(part) for part in found.groups())
+    fits = tokens == steps + 1 if topk == 1 else topk > 1 and tokens <= steps * topk + 1
+    return _tree(topk, steps, tokens) if fits and length <= steps + 1.005 else None
+
+
+def bench_serving(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read bench_serving results: a cycle at the mean concurrency."""
+    reading.system["engine"] = "sglang"
+    for place, document in enumerate(documents, 1):
+        where = f"{reading.source} row {place}"
+        info = document.get("server_info")
+        args = sglang_args.from_mapping(info) if isinstance(info, dict) else None
+        length = number(document, "accept_length")
+        shape = given.shape
+        if args is not None:
+            args.into(reading)
+            shape = args.shape or shape
+            shape = shape if args.speculating else Shape(num_steps=0)
+        elif length is None and shape is None:
+            reading.questions.append(
+                f"{where}: no acceptance length and no server_info: was it plain decoding? Say --num-steps"
+            )
+            continue
+        batch = given.batch or number(document, "concurrency", "max_concurrency")
+        if batch is None:
+            reading.questions.append(f"{where}: no concurrency: say --batch")
+            continue
+        if length is None and (shape is None or shape.num_steps):
+            reading.questions.append(f"{where}: no accept_length though the server speculates; its speed is left out")
+            continue
+        row = serving_cycle(reading, document, length if shape is None or shape.num_steps else None, where)
+        if row is None:
+            continue
+        row = {"batch": max(rounded(batch), 1.0), **row}
+        inputs, outputs = whole(document, "random_input_len"), whole(document, "random_output_len")
+        done = number(document, "completed")
+        if (
+            done
+            and (total_in := number(document, "total_input_tokens"))
+            and (out := number(document, "total_output_tokens"))
+        ):
+            row["context_tokens"] = round((total_in + out / 2) / done)
+        elif inputs and outputs:
+            row["context_tokens"] = inputs + outputs // 2
+        reading.used["rows"] += 1
+        if shape is not None:
+            reading.cycles.append(shape.row() | row)
+        else:
+            reading.shapeless.append({"table": "cycles", **row})
