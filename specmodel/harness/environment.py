@@ -161,8 +161,8 @@ def _setting(source: str, name: str, body: object) -> CommPlan:
     body = {} if body is None else body
     if not isinstance(body, Mapping) or set(body) - {"env", "flags", "last"}:
         raise CalibrationError(f"{source}: {name}: a setting holds env, flags and last")
-    env = body.get("env") or {}
-    flags = body.get("flags") or ()
+    env = {} if body.get("env") is None else body["env"]
+    flags = () if body.get("flags") is None else body["flags"]
     if not isinstance(env, Mapping) or isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
         raise CalibrationError(f"{source}: {name}: env is a mapping of variables, flags a list of texts")
     if not isinstance(body.get("last", False), bool):
@@ -206,6 +206,8 @@ def child_environment(
     if not allow_nvls:
         env["NCCL_NVLS_ENABLE"] = "0"
     env.update(setting.env)
+    if parent.get("NCCL_NVLS_ENABLE") == "0":  # a machine's own safety switch outranks everything
+        env["NCCL_NVLS_ENABLE"] = "0"
     env["NCCL_CONF_FILE"] = empty_config
     if debug_file is not None:
         env.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,ENV,TUNING", NCCL_DEBUG_FILE=debug_file)

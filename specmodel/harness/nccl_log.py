@@ -22,7 +22,7 @@ _CHOICE = re.compile(
     r"(?:AllReduce: )?(?P<size>\d+) Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+)"
     r"(?:.*?channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?(?:.*?time (?P<time>[\d.]+))?"
 )
-_OTHERS = re.compile(r"(Broadcast|Reduce|AllGather|ReduceScatter|SendRecv|Send|Recv|AlltoAll|Gather|Scatter):")
+_OTHERS = re.compile(r"\b(Broadcast|Reduce|AllGather|ReduceScatter|SendRecv|Send|Recv|AlltoAll|Gather|Scatter):")
 _WARNING = re.compile(r"NCCL WARN (.*)")
 
 

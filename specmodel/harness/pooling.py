@@ -59,13 +59,14 @@ def quantile(values: Sequence[float], share: float) -> float:
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the distribution-free 95 % interval of the median, from order statistics (normal approximation).
 
-    With n samples its ends are the order statistics of ranks n/2 -+ 1.96 sqrt(n)/2, rounded outwards.
+    With n samples its ends are the order statistics of ranks n/2 - 1.96 sqrt(n)/2 and 1 + n/2 + 1.96 sqrt(n)/2, rounded
+    (Conover, Practical Nonparametric Statistics, section 3.2).
     """
     ordered = sorted(values)
     count = len(ordered)
     reach = _Z95 * math.sqrt(count) / 2
-    low = max(0, math.floor(count / 2 - reach) - 1)
-    high = min(count - 1, math.ceil(count / 2 + reach))
+    low = max(0, round(count / 2 - reach) - 1)
+    high = min(count - 1, round(count / 2 + reach))
     return ordered[low], ordered[high]
 
 

@@ -7,6 +7,7 @@ output is written: the plan's fingerprint, a diary of passes, and the records of
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -79,8 +80,11 @@ def read_diary(folder: Path) -> list[dict[str, Any]]:
 
 
 def _note(folder: Path, entry: Mapping[str, Any]) -> None:
-    with (folder / "diary.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(entry) + "\n")
+    path = folder / "diary.jsonl"
+    # A line that a broken run left unfinished must not swallow this one.
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(("\n" if torn else "") + json.dumps(entry) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
 
@@ -151,8 +155,12 @@ def _probe(run: Run, setting: CommPlan) -> None:
     stem = f"probe-{setting.name}"
     for stale in run.folder.glob(f"{stem}.*"):
         stale.unlink()
-    points = [point for point in run.plan.points if point.kind == "allreduce" and not point.fields["in_graph"]]
-    job = job_of(run, points)
+    points = {
+        point.fields["size_bytes"]: dataclasses.replace(point, fields={**point.fields, "in_graph": False})
+        for point in run.plan.points
+        if point.kind == "allreduce"
+    }
+    job = job_of(run, points.values())
     job["limits"] = {**job["limits"], **_PROBE_LIMITS}
     result = _group(run, setting, stem, job, None)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in run.folder.glob(f"{stem}.nccl.*.log")]

@@ -206,10 +206,10 @@ def document(plan: Plan, folder: Path, *, tool: str, left_out: Iterable[str] = (
             "estimate_ms": _rounded(plan.estimate_ms),
             "budget_ms": request.budget_ms,
         },
-        "target": dataclasses.asdict(request.target),
+        "target": _rounded(dataclasses.asdict(request.target)),
         "draft": None
         if request.draft is None
-        else {**dataclasses.asdict(request.draft), "first_step_rows": request.first_step_rows},
+        else {**_rounded(dataclasses.asdict(request.draft)), "first_step_rows": request.first_step_rows},
         "conditional": list(request.conditional),
         "host": first.get("host", {}),
         "software": first.get("software", {}),
