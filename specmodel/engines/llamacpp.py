@@ -1,0 +1,387 @@
+"""llama.cpp: server logs, speculative-simple output, `timings` of replies, `/metrics`.
+
+The first token of a request comes from the prompt pass: a request of n tokens with a accepted drafts made n - a - 1
+cycles. Cycles whose draft came out empty (below p_min) are among them, but not among those that `mean len` counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from specmodel.engines.identities import counts_at_positions
+from specmodel.engines.prometheus import Scrape
+from specmodel.engines.reading import Given, Lengths, Reading, Shape, add_length, number, rounded, summarise, whole
+from specmodel.engines.redact import model_name
+from specmodel.engines.stream import Handler, strip_ansi
+
+__all__ = ["LlamaLog", "metrics", "timings"]
+
+_TASK = re.compile(rb"\bid\s+(\d+)\s*\|\s*task\s+(-?\d+)\s*\|")
+_EVAL = re.compile(rb"eval time =\s*(\d+\.\d+) ms /\s*(\d{1,9}) tokens")
+_DRAFT = re.compile(rb"draft acceptance(?: rate)? = (\d\.\d+) \(\s*(\d{1,9}) accepted /\s*(\d{1,9}) generated\)")
+_MEAN = re.compile(rb"mean (?:len|acceptance length) =\s*(\d{1,4}\.\d+)")
+_RATES = re.compile(rb"acc(?:eptance rate)? per pos(?:ition)? = \((\d\.\d+(?:, \d\.\d+)*)\)")
+_STATISTICS = re.compile(
+    rb"statistics\s+(?P<name>[\w-]+):.*?#calls\(b,g,a\) =\s*\d+\s+(?P<calls>\d+)\s+\d+.*?"
+    rb"#gen tokens =\s*(?P<tokens>\d+).*?dur\(b,g,a\) =\s*[\d.]+,\s*(?P<ms>\d+\.\d+),"
+)
+_SIMPLE = re.compile(rb"n_(draft|predict|drafted|accept)\s*=\s*(\d{1,9})(?=\s|$)")
+_DECODED = re.compile(rb"decoded\s+(\d{1,9}) tokens in\s+(\d+\.\d+) seconds")
+_DEVICE = re.compile(rb"Device \d+: ([^,]{2,60}), compute capability")
+_BUILD = re.compile(rb"build(?:_info)?: (?:b?(\d{4,6}))\b")
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request: its evaluation, and what was drafted."""
+
+    eval_ms: float = 0.0
+    tokens: int = 0
+    accepted: int | None = None
+    drafted: int = 0
+    mean: float | None = None
+    rates: tuple[float, ...] = ()
+    half_digit: float = 0.0005
+    shared: bool = False
+    line: int = 0
+
+    @property
+    def cycles(self) -> int:
+        return self.tokens - (self.accepted or 0) - 1
+
+    def verify_steps(self) -> int | None:
+        """Return the cycles that verified a draft; None where the numbers contradict each other."""
+        accepted, cycles = self.accepted or 0, self.cycles
+        if self.mean is None or self.mean <= 1.02 or not accepted:
+            return cycles
+        low, high = accepted / (self.mean - 1 + 0.0051), accepted / max(self.mean - 1 - 0.0051, 1e-3)
+        if low - 1e-9 <= cycles <= high + 1e-9:
+            return cycles
+        return min(round(accepted / (self.mean - 1)), cycles) if low <= cycles else None
+
+    def full_chain(self) -> int | None:
+        """Return the steps of a chain that was never cut short, but for the last cycle of the answer."""
+        steps = -(-self.drafted // self.cycles) if self.cycles > 0 else 0
+        return steps if steps and steps * self.cycles - self.drafted <= steps else None
+
+
+class LlamaLog:
+    """Reads the lines of one log of llama-server, or the print-out of llama-speculative-simple."""
+
+    def __init__(self, source: str, given: Given) -> None:
+        self.reading = Reading(source=source, kind="llama.cpp log")
+        self.given = given
+        self._requests: list[_Request] = []
+        self._open: dict[bytes, _Request] = {}
+        self._busy: set[bytes] = set()
+        self._shared: set[bytes] = set()
+        self._latest = b""
+        self._simple: dict[bytes, int] = {}
+        self._decoded: tuple[int, float] | None = None
+        self._drafting: dict[bytes, tuple[int, int, float]] = {}
+        self._seen = False
+
+    def handlers(self) -> dict[bytes, Handler]:
+        """Return what to call for each anchor."""
+        return {
+            b"eval time =": self._evaluated,
+            b"draft acceptance": self._drafted,
+            b"acc per pos": self._positions,
+            b"statistics ": self._statistics,
+            b"processing task": self._started,
+            b"stop processing": self._stopped,
+            b"compute capability": self._device,
+            b"build": self._build,
+            b"n_draft": self._printed,
+            b"n_predict": self._printed,
+            b"n_accept": self._printed,
+            b"decoded ": self._printed,
+        }
+
+    def _key(self, prefix: bytes) -> bytes:
+        found = _TASK.search(prefix)
+        return b"/".join(found.groups()) if found else self._latest
+
+    def _started(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if found := _TASK.search(prefix):
+            self._busy.add(b"/".join(found.groups()))
+            if len(self._busy) > 1:
+                self._shared |= self._busy
+
+    def _stopped(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if found := _TASK.search(prefix):
+            self._busy.discard(b"/".join(found.groups()))
+
+    def _evaluated(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        found = _EVAL.match(strip_ansi(text))
+        if found is None or b"perf" in prefix:
+            return
+        self._seen = True
+        if prefix.rstrip().endswith(b"prompt"):
+            task = _TASK.search(prefix)
+            self._latest = b"/".join(task.groups()) if task else b"line %d" % line
+            return
+        key = self._key(prefix)
+        if (before := self._open.get(key)) is not None and before.line < line - 2:
+            before.shared |= key in self._shared
+        request = _Request(eval_ms=float(found[1]), tokens=int(found[2]), line=line, shared=key in self._shared)
+        self._open[key] = request
+        if len(self._requests) < 2**17:
+            self._requests.append(request)
+
+    def _drafted(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        text = strip_ansi(text)
+        found, request = _DRAFT.match(text), self._open.get(self._key(prefix))
+        if found is None or request is None:
+            self.reading.dropped["draft line cut off, or without its request"] += 1
+            return
+        rate, accepted, drafted = float(found[1]), int(found[2]), int(found[3])
+        if accepted > drafted or abs(accepted / max(drafted, 1) - rate) > 0.6 * 10.0 ** (2 - len(found[1])):
+            self.reading.dropped["draft line whose numbers contradict each other"] += 1
+            request.tokens = 0
+            return
+        request.accepted, request.drafted = accepted, drafted
+        if mean := _MEAN.search(text):
+            request.mean = float(mean[1])
+        self._rates(request, text)
+
+    def _positions(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if (request := self._open.get(self._key(prefix))) is not None:
+            self._rates(request, strip_ansi(text))
+
+    def _rates(self, request: _Request, text: bytes) -> None:
+        if found := _RATES.search(text):
+            rates = found[1].split(b", ")
+            request.rates = tuple(float(rate) for rate in rates)
+            request.half_digit = 0.5 * 10.0 ** -len(rates[0].partition(b".")[2])
+
+    def _statistics(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        # Cumulative over a server's life: the last line holds all the others.
+        if (found := _STATISTICS.match(strip_ansi(text))) and int(found["calls"]):
+            self._drafting[found["name"]] = (int(found["calls"]), int(found["tokens"]), float(found["ms"]))
+
+    def _device(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if found := _DEVICE.search(strip_ansi(prefix + text[:20])):
+            self.reading.system["gpu"] = found[1].decode("utf-8", "replace").strip()
+            self._seen = True
+
+    def _build(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if found := _BUILD.match(strip_ansi(text)):
+            self.reading.system["engine_version"] = f"b{found[1].decode()}"
+
+    def _printed(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        text = strip_ansi(text)
+        if found := _SIMPLE.match(text):
+            self._simple[found[1]] = int(found[2])
+        elif found := _DECODED.match(text):
+            self._decoded = (int(found[1]), float(found[2]))
+
+    def finish(self) -> Reading | None:
+        """Return what was printed; None if it is nothing of llama.cpp."""
+        reading = self.reading
+        if not self._seen and not (self._decoded and self._simple):
+            return None
+        reading.system["engine"] = "llama.cpp"
+        if self._decoded is not None and {b"draft", b"predict", b"drafted", b"accept"} <= self._simple.keys():
+            self._speculative_simple(*self._decoded)
+        self._server()
+        return reading
+
+    def _speculative_simple(self, decoded: int, seconds: float) -> None:
+        reading = self.reading
+        steps, predicted, drafted, accepted = (
+            self._simple[name] for name in (b"draft", b"predict", b"drafted", b"accept")
+        )
+        cycles = predicted - accepted
+        if (
+            cycles < 1
+            or accepted > drafted
+            or steps < 1
+            or abs(decoded - predicted) > 1
+            or seconds <= 0
+            or drafted > steps * cycles
+        ):
+            reading.dropped["print-out whose numbers contradict each other"] += 1
+            return
+        reading.used["print-outs"] += 1
+        cycle = 1e3 * seconds / cycles
+        note = f"{reading.source}: decoded in {seconds:g} s over n_predict - n_accept = {cycles} cycles"
+        row = {"num_steps": steps, "batch": 1, "acceptance_length": rounded(predicted / cycles, 7)}
+        if steps * cycles - drafted > steps:
+            row["mean_draft_tokens"] = rounded(drafted / cycles)
+        spread = summarise([cycle]).row("cycle_ms")
+        reading.cycles.append(row | spread | {"note": note})
+
+    def _server(self) -> None:
+        reading, given = self.reading, self.given
+        requests = [r for r in self._requests if r.tokens > 1]
+        reading.dropped["requests of one token, or damaged"] += len(self._requests) - len(requests)
+        usable = [r for r in requests if not (r.accepted and r.cycles < 1)]
+        reading.dropped["requests whose counts contradict each other"] += len(requests) - len(usable)
+        chains = {r.full_chain() for r in usable if r.accepted is not None and r.drafted} - {None}
+        chains |= {len(r.rates) for r in usable if r.rates}
+        known = given.shape.num_steps if given.shape is not None else max((c for c in chains if c), default=None)
+        plain = [r for r in usable if r.accepted is None]
+        groups: dict[tuple[int, bool], list[_Request]] = {(0, True): plain} if plain else {}
+        for request in usable:
+            if request.accepted is None or not request.drafted:
+                continue
+            own = len(request.rates) or request.full_chain()
+            steps = own or known
+            if steps is None:
+                reading.questions.append(
+                    "drafts stop early and the log does not say where: say --num-steps; they are left out"
+                )
+                reading.dropped["requests of an unknown number of steps"] += 1
+                continue
+            whole_chain = request.full_chain() == steps
+            groups.setdefault((steps, whole_chain), []).append(request)
+        reading.questions = list(dict.fromkeys(reading.questions))
+        if known is not None:
+            reading.shape = Shape(num_steps=known)
+        for (steps, whole_chain), members in sorted(groups.items()):
+            _group(reading, steps, whole_chain, members)
+        self._draft_times(known)
+
+    def _draft_times(self, steps: int | None) -> None:
+        for name, (calls, tokens, ms) in self._drafting.items():
+            if steps is None or tokens > calls * steps:
+                self.reading.dropped["draft times of an unknown number of steps"] += 1
+                continue
+            note = f"{self.reading.source}: statistics of {name.decode('ascii', 'replace')}"
+            note += f", {calls} drafts of {tokens / calls:.3g} tokens"
+            row = {"num_steps": steps, "batch": 1} | summarise([ms / calls]).row("time_ms")
+            self.reading.draft.append(row | {"note": note})
+
+
+def _group(reading: Reading, steps: int, whole_chain: bool, members: list[_Request]) -> None:
+    """Add the cycle and acceptance of requests that drafted alike."""
+    alone = [r for r in members if not r.shared]
+    reading.dropped["not timed: several slots were busy"] += len(members) - len(alone)
+    reading.used["requests"] += len(members)
+    cycles, accepted = sum(r.cycles for r in members), sum(r.accepted or 0 for r in members)
+    if alone:
+        summary = summarise([r.eval_ms / r.cycles for r in alone])
+        pooled = sum(r.eval_ms for r in alone) / sum(r.cycles for r in alone)
+        row: dict[str, Any] = {"num_steps": steps, "batch": 1}
+        if steps and not whole_chain:
+            row["mean_draft_tokens"] = rounded(sum(r.drafted for r in alone) / sum(r.cycles for r in alone))
+        row |= summary.row("cycle_ms") | {"cycle_ms": rounded(pooled)}
+        what = "tokens - accepted - 1" if steps else "tokens - 1"
+        row["note"] = f"{reading.source}: eval time over {what} of {len(alone)} requests"
+        reading.cycles.append(row)
+    if not steps:
+        return
+    note = f"{reading.source}: {len(members)} requests"
+    by_position = _by_position(members, steps)
+    if by_position is not None:
+        entry = {"drafts": cycles, "prompts": len(members), "accepted_per_position": by_position, "note": note}
+        reading.acceptance.append({"num_steps": steps} | entry)
+        return
+    lengths = Lengths()
+    for r in members:
+        lengths.add(1 + (r.accepted or 0) / r.cycles, r.cycles)
+    entry = lengths.row(Shape(num_steps=steps)) | {"prompts": len(members)}
+    empty = cycles - sum(r.verify_steps() or r.cycles for r in members)
+    note += f": 1 + {accepted} accepted / {cycles} cycles"
+    entry["note"] = note + (f", of which {empty} drafted nothing" if empty > 0 else "")
+    reading.acceptance.append(entry)
+
+
+def _by_position(members: list[_Request], steps: int) -> list[int] | None:
+    """Return pooled counts by position, if every request lists them; an empty draft accepts nothing at any position."""
+    total = [0] * steps
+    for r in members:
+        tried = r.verify_steps()
+        if not r.rates or len(r.rates) != steps or tried is None:
+            return None
+        counts = counts_at_positions(r.rates, tried, r.accepted, r.half_digit)
+        if counts is None:
+            return None
+        total = [a + b for a, b in zip(total, counts, strict=True)]
+    return total
+
+
+def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read replies of `/completion`: the `timings` of each."""
+    reading.system["engine"] = "llama.cpp"
+    groups: dict[tuple[int, bool], list[_Request]] = {}
+    waiting: list[_Request] = []
+    for document in documents:
+        for reply in document if isinstance(document, list) else [document]:
+            times = reply.get("timings", reply) if isinstance(reply, dict) else None
+            tokens, ms = whole(times, "predicted_n"), number(times, "predicted_ms")
+            drafted, accepted = whole(times, "draft_n", low=0), whole(times, "draft_n_accepted", low=0)
+            if tokens is None or ms is None or tokens < 2 or (accepted or 0) > (drafted or 0):
+                reading.dropped["replies without timings, or of one token"] += 1
+                continue
+            if isinstance(reply, dict) and isinstance(name := reply.get("model"), str) and (short := model_name(name)):
+                reading.model["target"] = short
+            request = _Request(eval_ms=ms, tokens=tokens, accepted=accepted if drafted else None, drafted=drafted or 0)
+            if request.cycles < 1:
+                reading.dropped["replies whose counts contradict each other"] += 1
+            elif not drafted:
+                groups.setdefault((0, True), []).append(request)
+            elif (steps := request.full_chain()) is not None:
+                groups.setdefault((steps, True), []).append(request)
+            else:
+                waiting.append(request)
+    known = given.shape.num_steps if given.shape is not None else max((k for k, _ in groups), default=0)
+    if known:
+        reading.shape = Shape(num_steps=known)
+        groups.setdefault((known, False), []).extend(waiting)
+    elif waiting:
+        reading.questions.append(
+            "drafts stop early and the replies do not say where: say --num-steps; they are left out"
+        )
+    for (steps, whole_chain), members in sorted(groups.items()):
+        if members:
+            _group(reading, steps, whole_chain, members)
+
+
+def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
+    """Read `/metrics`: acceptance counts by position; the mean cycle where every cycle drafted."""
+    reading.system["engine"] = "llama.cpp"
+    since = "between two scrapes" if scrape.differenced else "since the start"
+    drafts, drafted, accepted = (
+        scrape.total(f"llamacpp:spec_decode_num_{name}") or 0.0
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    by_position = scrape.positions("llamacpp:spec_decode_num_accepted_tokens_per_pos", "position")
+    tokens, seconds = scrape.total("llamacpp:tokens_predicted"), scrape.total("llamacpp:tokens_predicted_seconds")
+    busy = scrape.mean("llamacpp:n_busy_slots_per_decode") or 1.0
+    if not drafts:
+        if tokens and seconds and busy < 1.05:
+            note = f"{reading.source}: tokens_predicted_seconds over tokens_predicted {since}"
+            reading.cycles.append(
+                {"num_steps": 0, "batch": 1} | summarise([1e3 * seconds / tokens]).row("cycle_ms") | {"note": note}
+            )
+        return
+    falling = all(a >= b for a, b in zip([drafts, *by_position], by_position, strict=False))
+    if accepted > drafted or not falling or (by_position and abs(sum(by_position) - accepted) > 0.5):
+        reading.questions.append("the acceptance counters contradict each other; they are left out")
+        return
+    steps = len(by_position) or (
+        given.shape.num_steps if given.shape is not None else -(-round(drafted) // round(drafts))
+    )
+    shape = reading.shape = Shape(num_steps=steps)
+    reading.used["drafts"] += round(drafts)
+    note = f"{reading.source}: spec_decode counters {since}, {drafted / drafts:.3g} of at most {steps} drafts a pass"
+    if by_position:
+        entry = {"drafts": round(drafts), "accepted_per_position": [round(n) for n in by_position], "note": note}
+        reading.acceptance.append(shape.row() | entry)
+    else:
+        add_length(reading, shape, 1 + accepted / drafts, note, drafts)
+    if tokens and seconds and busy < 1.05:
+        cycles = tokens - accepted
+        if drafts < 0.95 * cycles:
+            reading.dropped["not timed: passes without drafts are in the same counters"] += round(cycles - drafts)
+            return
+        row: dict[str, Any] = shape.row() | {"batch": 1}
+        if drafted < 0.98 * steps * drafts:
+            row["mean_draft_tokens"] = rounded(drafted / cycles)
+        note = f"{reading.source}: tokens_predicted_seconds over predicted - accepted tokens {since}"
+        reading.cycles.append(row | summarise([1e3 * seconds / cycles]).row("cycle_ms") | {"note": note})

@@ -1,0 +1,284 @@
+"""NCCL: tables and JSON of nccl-tests (all-reduce times), and what `NCCL_DEBUG=INFO` says was in force.
+
+A row's time is that of one operation, averaged over iterations; out-of-place and in-place are two measurements of it,
+and their difference over all sizes is its spread. The bandwidth columns serve to tell which collective it was.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from specmodel.engines.reading import Given, Reading, number, rounded, whole
+from specmodel.engines.redact import tuning_variable
+from specmodel.engines.stream import Handler, Source, strip_ansi
+
+__all__ = ["NcclDebug", "tests_json", "tests_table"]
+
+ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+PROTOCOLS = ("LL", "LL128", "SIMPLE")
+MAX_DECISIONS = 64
+MAX_LINES = 2**18
+
+_ROW = re.compile(
+    r"(?:^|[\s>:|])(\d{1,15})\s+(\d{1,15})\s+([a-z]\w*)\s+(\w+)(?:\s+(-?\d+))?((?:\s+(?:\d\S*|N/A|nan|inf)){8,20})(?:\s.*)?$"
+)
+_RANK = re.compile(r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+ on \S+ device\s+\d+ \[[^\]]+\] (.{1,80}?)\s*$")
+_GRAPH = re.compile(r"\bgraph: (\d+)")
+_COLLECTIVE = re.compile(r"# Collective test starting: (\w+)")
+_VERSION = re.compile(r"nccl-library=(\d{4,6})")
+_UNIT = re.compile(r"^#.*\(us\)")
+
+
+def tests_table(reading: Reading, source: Source, debug: NcclDebug) -> None:
+    """Read the table of an nccl-tests run, with the NCCL debug lines that stand among it."""
+    groups: dict[str, int] = {}
+    graph = collective = version = None
+    rows: list[tuple[int, tuple[float | None, float | None], float | None]] = []
+    for place, raw in enumerate(_lines(source), 1):
+        if place > MAX_LINES:
+            reading.dropped["lines beyond the first quarter of a million"] += 1
+            break
+        if b"NCCL INFO" in raw:
+            debug.line(raw, place)
+            continue
+        line = strip_ansi(raw).decode("utf-8", "replace")
+        if found := _RANK.search(line):
+            groups[found[2] or "0"] = groups.get(found[2] or "0", 0) + 1
+            reading.system["gpu"] = found[3]
+        elif found := _COLLECTIVE.search(line):
+            collective = found[1]
+        elif "#" in line:
+            graph = int(found[1]) if (found := _GRAPH.search(line)) else graph
+            version = found[1] if (found := _VERSION.search(line)) else version
+        elif found := _ROW.search(line):
+            _table_row(reading, rows, found)
+    ranks = next(iter(groups.values())) if groups else None
+    if version is not None:
+        reading.saw("nccl_setting", f"NCCL {_version(int(version))}", "header")
+    _add_rows(reading, rows, ranks, graph, collective)
+
+
+def _lines(source: Source) -> Iterable[bytes]:
+    carry = b""
+    for block in source.blocks():
+        *lines, carry = (carry + block).split(b"\n")
+        yield from lines
+        carry = carry[-(2**16) :]
+    if carry:
+        yield carry
+
+
+def _table_row(reading: Reading, rows: list[Any], found: re.Match[str]) -> None:
+    size, columns = int(found[1]), found[6].split()
+    width = 4 if len(columns) < 16 else 8  # latency statistics follow each side from 2026 on
+    if len(columns) not in (8, 10, 16, 18) or found[4] not in ("sum", "prod", "max", "min", "avg", "all", "mulsum"):
+        reading.dropped["rows of other collectives, or with other columns"] += 1
+        return
+    sides = columns[:4], columns[width : width + 4]
+    times, ratios = [], []
+    for time, algbw, busbw, _ in sides:
+        us = _float(time)
+        times.append(us / 1e3 if us else None)
+        bandwidth, bus = _float(algbw), _float(busbw)
+        if us and bandwidth and bandwidth > 1 and abs(size / us / 1e3 / bandwidth - 1) > 0.02:
+            reading.dropped["rows whose time and bandwidth contradict each other"] += 1
+            return
+        if bandwidth and bus and bandwidth > 1:
+            ratios.append(bus / bandwidth)
+    rows.append((size, (times[0], times[1]), sum(ratios) / len(ratios) if ratios else None))
+
+
+def _float(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < 1e12 else None
+
+
+def _add_rows(reading: Reading, rows: list[Any], ranks: int | None, graph: int | None, collective: str | None) -> None:
+    """Turn sizes and times into rows, if the bandwidths are those of an all-reduce."""
+    ratios = [ratio for _, _, ratio in rows if ratio is not None]
+    ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
+    if ranks is None and ratio is not None and 1 <= ratio < 2:
+        ranks = round(2 / (2 - ratio))
+    expected = 2 * (ranks - 1) / ranks if ranks else None
+    if collective is not None and not collective.startswith("all_reduce"):
+        reading.dropped[f"rows of {re.sub(r'[^a-z_]', '', collective)[:40]}"] += len(rows)
+        return
+    if ratio is not None and expected is not None and abs(ratio / expected - 1) > 0.02:
+        reading.dropped["rows whose bandwidths are not those of an all-reduce"] += len(rows)
+        return
+    if collective is None and ratio is None and rows:
+        reading.questions.append("the table has neither a name nor bandwidths: was it all_reduce_perf? It is left out")
+        return
+    pairs = [(a, b) for _, (a, b), _ in rows if a and b]
+    noise = math.sqrt(sum(math.log(a / b) ** 2 for a, b in pairs) / 2 / len(pairs)) if len(pairs) >= 4 else 0.02
+    if ranks:
+        reading.system["num_gpus"] = ranks
+    for size, times, _ in sorted(rows, key=lambda row: row[0]):
+        for side, ms in zip(("out-of-place", "in-place"), times, strict=True):
+            if ms is None or size < 1:
+                reading.dropped["sizes without a time"] += 1
+                continue
+            row: dict[str, Any] = {"size_bytes": size, "time_ms": rounded(ms)}
+            row |= {"sd_ms": rounded(max(noise, 0.005) * ms, 3), "samples": 1}
+            row |= {"num_gpus": ranks} if ranks else {}
+            row |= {"in_graph": graph > 0} if graph is not None else {}
+            reading.allreduce.append(row | {"note": f"{reading.source}: {side}"})
+            reading.used["sizes"] += side == "out-of-place"
+    if graph == 0:
+        reading.caveats.append(f"{reading.source}: measured outside CUDA graphs, so launch overhead is in the times")
+
+
+def _version(code: int) -> str:
+    """Spell an NCCL version: 10000 * major + 100 * minor + patch from 2.9 on, 1000 * major before."""
+    base = 10000 if code >= 10000 else 1000
+    return f"{code // base}.{code % base // 100}.{code % 100}"
+
+
+def tests_json(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read the JSON of nccl-tests. Of the environment that it holds only variables that tune NCCL are looked at."""
+    for document in documents:
+        config = document.get("config") if isinstance(document.get("config"), dict) else {}
+        devices = [d for d in config.get("devices") or () if isinstance(d, dict)]
+        ranks = len([d for d in devices if d.get("group", 0) == devices[0].get("group", 0)]) or None
+        names = [d["device_info"] for d in devices if isinstance(d.get("device_info"), str)]
+        if names:
+            reading.system["gpu"] = names[0]
+        for item in document.get("env") or ():
+            name, _, value = item.partition("=") if isinstance(item, str) else ("", "", "")
+            if tuning_variable(name, value):
+                reading.env[name] = value
+                reading.saw("nccl_setting", f"{name}={value}", "env", ranks)
+        if (version := whole(document, "nccl_version", high=10**6)) is not None:
+            reading.saw("nccl_setting", f"NCCL {_version(version)}", "nccl_version")
+        rows: list[Any] = []
+        for result in document.get("results") or ():
+            size = whole(result, "size", high=10**15)
+            sides = [result.get(side) or {} for side in ("out_of_place", "in_place")] if size else []
+            if not sides or result.get("redop") in ("none", None):
+                reading.dropped["results of other collectives, or without a size"] += 1
+                continue
+            if any("cpu_time" in side for side in sides):
+                reading.dropped["results in CPU time"] += 1
+                continue
+            times = [number(side, "time") for side in sides]
+            bandwidths = [(number(side, "alg_bw"), number(side, "bus_bw")) for side in sides]
+            ratios = [bus / alg for alg, bus in bandwidths if alg and bus]
+            first, second = (ms / 1e3 if ms else None for ms in times)
+            rows.append((size, (first, second), sum(ratios) / len(ratios) if ratios else None))
+        _add_rows(reading, rows, ranks, whole(config, "graph", low=0), None)
+
+
+_SET = re.compile(rb"(NCCL_\w+) set (?:by environment )?to (\S+)")
+_NCCL_VERSION = re.compile(rb"NCCL version (\d+\.\d+(?:\.\d+)?)")
+_CHANNELS = re.compile(rb"(\d{1,4}) coll channels,(?: \d+ collnet channels,)?(?: (\d{1,4}) nvls channels,)?")
+_COMPLETE = re.compile(rb"rank (\d{1,6}) nranks (\d{1,6}) .*Init COMPLETE")
+_CHOICE = re.compile(
+    rb"(?:(\w+): )?(\d{1,15}) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?"
+)
+_PROCESS = re.compile(rb"(\S+:\d+):\d+ \[")
+
+
+class NcclDebug:
+    """Reads `NCCL INFO` lines: settings, channels, communicators and choices by size."""
+
+    def __init__(self, source: str, given: Given) -> None:
+        self.reading = Reading(source=source, kind="NCCL debug log")
+        self._settings: dict[tuple[str, str], set[bytes]] = {}
+        self._choices: dict[tuple[str, int], str] = {}
+        self._channels: dict[bytes, int] = {}
+        self._ranks: dict[int, set[int]] = {}
+        self._version = b""
+        self._links: dict[bytes, int] = {}
+        self._first = 0
+        self._cut = 0
+
+    def handlers(self) -> dict[bytes, Handler]:
+        """Return what to call for each anchor."""
+        return {b"NCCL INFO ": self._info}
+
+    def line(self, raw: bytes, place: int) -> None:
+        """Take a whole line of a text that another reader reads."""
+        at = raw.find(b"NCCL INFO ")
+        if at >= 0:
+            self._info(raw[:at], raw[at:], place, True)
+
+    def _info(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        self._first = self._first or line
+        text = strip_ansi(text)
+        if found := _SET.search(text):
+            self._set(prefix, found, complete or len(text) > found.end())
+        elif b" -> Algo " in text and (found := _CHOICE.search(text)):
+            self._choose(found)
+        elif found := _NCCL_VERSION.search(text):
+            self._version = found[1]
+        elif b"coll channels" in text and (found := _CHANNELS.search(text)):
+            words = found[1] + b" channels of collectives"
+            words += b", " + found[2] + b" of NVLS" if found[2] is not None else b""
+            self._channels[words] = self._channels.get(words, 0) + 1
+        elif b"Init COMPLETE" in text and (found := _COMPLETE.search(text)):
+            self._ranks.setdefault(int(found[2]), set()).add(int(found[1]))
+        elif b" via " in text and (found := re.search(rb" via ([A-Z]+)(?:/(CUMEM|IPC|direct pointer))?", text)):
+            words = b"/".join(part for part in found.groups() if part)
+            self._links[words] = self._links.get(words, 0) + 1
+
+    def _set(self, prefix: bytes, found: re.Match[bytes], ended: bool) -> None:
+        name, value = found[1].decode(), found[2].rstrip(b".,").decode("utf-8", "replace")
+        if not ended or not tuning_variable(name, value):
+            self.reading.dropped["variables that name no tuning, or cut off"] += 1
+            return
+        process = _PROCESS.search(prefix)
+        self._settings.setdefault((name, value), set()).add(process[1] if process else b"")
+
+    def _choose(self, found: re.Match[bytes]) -> None:
+        function = (found[1] or b"").decode("ascii", "replace")
+        algorithm, protocol = _word(found[3], ALGORITHMS), _word(found[4], PROTOCOLS)
+        if algorithm is None or protocol is None or len(self._choices) >= MAX_DECISIONS:
+            return
+        words = f"{algorithm} {protocol}"
+        if found[5] is not None:
+            words += f", channels {int(found[5])}-{int(found[6])}"
+        # Older spellings name no function; they do not replace one that does.
+        if function or ("AllReduce", int(found[2])) not in self._choices:
+            self._choices.setdefault((function or "collective", int(found[2])), words)
+
+    def into(self, reading: Reading) -> bool:
+        """Put what was in force into a reading; return whether anything was seen."""
+        if not self._first:
+            return False
+        where = f"NCCL INFO from line {self._first}"
+        if self._version:
+            reading.saw("nccl_setting", f"NCCL {self._version.decode()}", where)
+        for (name, value), processes in sorted(self._settings.items()):
+            reading.saw("nccl_setting", f"{name}={value}", where, len(processes))
+            reading.env.setdefault(name, value)
+        for ranks, seen in sorted(self._ranks.items()):
+            reading.saw("other", f"communicator of {ranks} ranks", where, len(seen))
+        for words, ranks in self._channels.items():
+            reading.saw("other", words.decode(), where, ranks)
+        for words, count in sorted(self._links.items()):
+            reading.saw("other", f"connections via {words.decode()}", where, None, f"{count} lines")
+        for (function, size), choice in sorted(self._choices.items()):
+            reading.saw("nccl_setting", f"{function} of {size} bytes: {choice}", where)
+        if any(function == "AllReduce" for function, _ in self._choices):
+            reading.saw("allreduce_implementation", "NCCL for the sizes that it reports a choice for", where)
+        reading.dropped.update(self.reading.dropped)
+        return True
+
+    def finish(self) -> Reading | None:
+        """Return what was in force; None if no line was NCCL's."""
+        reading = Reading(source=self.reading.source, kind=self.reading.kind)
+        return reading if self.into(reading) else None
+
+
+def _word(text: bytes, names: tuple[str, ...]) -> str | None:
+    """Return the name of an algorithm or protocol that is printed as a name or as its number."""
+    word = text.decode("ascii", "replace").upper()
+    if word.isdigit() and len(word) < 3:
+        return names[int(word)] if int(word) < len(names) else None
+    return word if word in names else None
