@@ -28,6 +28,7 @@ __all__ = ["Run", "finished_keys", "job_of", "open_folder", "read_diary", "run_p
 
 _ATTEMPTS = 3  # of a pass, each without the point that hung or crashed the one before
 _OVERRUN = 1.05
+_CYCLES_SHARE = 0.8  # of a point's time limit
 _PROBE_LIMITS = {"min_samples": 3, "max_samples": 3, "min_ms": 0, "max_ms": 500, "warmup_ms": 0}
 
 
@@ -112,7 +113,7 @@ def job_of(run: Run, points: Iterable[Point]) -> dict[str, Any]:
         "gemm_cache": str(run.folder / "gemm-algorithms.txt"),
         "model": request.target.job_block(request.world),
         "limits": plan.limits(),
-        "points": [{"key": point.key, **point.fields} for point in points],
+        "points": [{"key": point.key, **point.fields, **_own_limits(run, point)} for point in points],
     }
     if run.nccl_library is not None:
         job["nccl_library"] = run.nccl_library
@@ -120,6 +121,11 @@ def job_of(run: Run, points: Iterable[Point]) -> dict[str, Any]:
         job["draft"] = request.draft.job_block(request.world, request.first_step_rows)
         job["conditional"] = list(request.conditional)
     return job
+
+
+def _own_limits(run: Run, point: Point) -> dict[str, Any]:
+    """State the limits of a point that differ from the plan's: cycles are counted, so their time is not cut short."""
+    return {"limits": {"max_ms": _CYCLES_SHARE * run.plan.request.timeout_ms}} if point.kind == "cycle" else {}
 
 
 def _environment(run: Run, setting: CommPlan, *, debug_file: str | None = None) -> dict[str, str]:
