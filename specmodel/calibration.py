@@ -193,8 +193,6 @@ class AllreduceRow:
     comm: Name = "default"
     num_gpus: Maybe[Count] = None
     in_graph: Maybe[Flag] = None
-    batch: AtLeastOne = 1
-    context_tokens: Maybe[NonNegativeInt] = None
     time_ms: Maybe[Positive] = None
     sd_ms: Maybe[NonNegative] = None
     samples: Maybe[Count] = None

@@ -142,8 +142,10 @@ def _keys(value: Any, detail: ErrorDetails) -> Keys:
         elif isinstance(node, list | tuple) and isinstance(key, int) and key < len(node):
             keys.append(key)
         else:
-            if detail["type"] == "missing" and isinstance(key, str):
-                keys.append(key)
+            if detail["type"] in ("invalid_key", "unexpected_keyword_argument") or (
+                detail["type"] == "missing" and isinstance(key, str)
+            ):
+                keys.append(str(key))
             break
         node = node[key]
     return tuple(keys)
@@ -175,12 +177,15 @@ def _stand_in(section: type[Any], part: dict[Any, Any], keys: Keys, unusable: se
         fallback = math.nan if item.default is dataclasses.MISSING else item.default
         value = part.get(item.name, fallback)
         if (*keys, item.name) in unusable:
-            if isinstance(value, list | tuple):
-                value = [() if isinstance(inner, list | tuple) else math.nan for inner in value]
-            else:
-                value = math.nan
+            value = math.nan if item.name not in invariants.LIST_FIELDS else _blank(value, item.name)
         setattr(row, item.name, value)
     return row
+
+
+def _blank(value: Any, name: str) -> list[Any]:
+    """Return a list as long as a faulty one, of which nothing can be said."""
+    entries = value if isinstance(value, list | tuple) else ()
+    return [() if name == "accepted_by_rank" else math.nan for _ in entries]
 
 
 def _tables(value: dict[Any, Any]) -> list[tuple[str, list[Any]]]:

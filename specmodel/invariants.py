@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from specmodel.errors import Fault, shown
+from specmodel.errors import Fault, key_path, shown
 
 SURVIVAL_TOLERANCE = 0.02  # a rise of P(at least k accepted) up to this is noise of counting; more cannot be
 MAX_HINTS = 50  # wrong names that a right one is sought for: the search is slow, and more are not read
 SPEED_QUANTITIES = ("tok_s", "tpot_ms", "cycle_ms")
 SPEED_FORMS = ("tok_s", "tpot_ms", "cycle_ms", "tok_s_at_most", "range_tok_s", "range_tpot_ms", "range_cycle_ms")
 ACCEPTANCE_FORMS = ("accepted_per_position", "accepted_by_rank", "survival", "conditional", "acceptance_length")
+LIST_FIELDS = {*ACCEPTANCE_FORMS[:4], "drafted_per_position", "cuda_graph_sizes", "range_ms", *SPEED_FORMS[4:]}
 TIME_FORMS = ("time_ms", "range_ms")
 
 
@@ -146,8 +147,8 @@ def comm_faults(settings: Iterable[str], tables: Iterable[tuple[str, Sequence[An
         Every table whose rows name a setting.
     """
     known: dict[Any, None] = dict.fromkeys(["default", *settings])
-    names = ", ".join(str(name)[:40] for name in islice(known, 8))
-    faults = []
+    names = ", ".join(key_path((str(name)[:40],)) for name in islice(known, 8))
+    faults = list[Fault]()
     for path, rows in tables:
         for i, row in enumerate(rows):
             name = row.comm

@@ -210,7 +210,7 @@ def _block(section: dict[str, Any], depth: int) -> Iterator[str]:
         elif isinstance(value, list) and value and (isinstance(value[0], dict) or key == "caveats"):
             yield f"{indent}{_scalar(key)}:"
             yield from (f"{indent}  - {_flow(row)}" for row in value)
-        elif key == "date" and _ISO_DATE.fullmatch(value):
+        elif key == "date" and isinstance(value, str) and _ISO_DATE.fullmatch(value):
             yield f"{indent}date: {value}"
         else:
             yield f"{indent}{_scalar(key)}: {_flow(value)}"
