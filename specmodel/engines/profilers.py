@@ -96,7 +96,7 @@ def _projected(reading: Reading, rows: list[dict[str, str]], header: list[str], 
         sd = max(spread or 0.0, 0.005 * each)
         note = f"{reading.source}: span {name}, projected to the GPU, {count or 0:.0f} times"
         time = {"time_ms": rounded(each), "sd_ms": rounded(sd, 3), "samples": 1, "note": note}
-        reading.spans.append({"part": part, **time, "shape": given.shape, "batch": given.batch})
+        reading.spans.append({"part": part, **time})
         reading.used["spans"] += round(count or 1)
 
 
@@ -148,7 +148,7 @@ def torch_trace(reading: Reading, source: Source, given: Given) -> None:
         reading.used["spans"] += summary.count
         note = f"{reading.source}: gpu_user_annotation {part}, median of {summary.count}"
         time = summary.row("time_ms") | {"note": note}
-        reading.spans.append({"part": part, **time, "shape": given.shape, "batch": given.batch})
+        reading.spans.append({"part": part, **time})
 
 
 def golden(reading: Reading, document: Any, text: str, given: Given) -> None:

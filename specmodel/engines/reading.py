@@ -92,6 +92,8 @@ class Reading:
         columns of a row.
     shapeless : list of dict
         Rows of ``cycles`` and ``acceptance`` whose draft shape the source does not state; ``table`` names which.
+    settings_known : bool
+        Whether `env` and `flags` are all there is: the source would have shown more.
     used, dropped : Counter
         Records by what they were, and by why they were left out.
     questions : list of str
@@ -104,6 +106,7 @@ class Reading:
     model: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
+    settings_known: bool = False
     date: str | None = None
     shape: Shape | None = None
     verify: list[dict[str, Any]] = field(default_factory=list)

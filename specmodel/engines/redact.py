@@ -39,7 +39,10 @@ _SECRETS = (
     re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*"),
     re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"),
     re.compile(r"(?<![\w.])(?:/|~/|[A-Za-z]:\\)[^\s'\",;)]+"),
-    re.compile(r"(?<![A-Za-z0-9+/_-])(?=[A-Za-z0-9+/_-]*[0-9])(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_]{32,}={0,2}"),
+    re.compile(r"\b[0-9a-f]{32,}\b"),
+    re.compile(
+        r"(?<![A-Za-z0-9+/])(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]{32,}={0,2}"
+    ),
 )
 
 
@@ -68,9 +71,15 @@ def clean(text: str) -> str:
 
 
 def sweep(value: Any) -> Any:
-    """Return the same mappings and lists with every string cleaned, keys of mappings included."""
+    """Return the same mappings and lists with every string cleaned, keys of mappings included.
+
+    Of versions, which look like addresses, readers have checked the form.
+    """
     if isinstance(value, dict):
-        return {clean(key) if isinstance(key, str) else key: sweep(item) for key, item in value.items()}
+        return {
+            clean(key) if isinstance(key, str) else key: item if key == "engine_version" else sweep(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [sweep(item) for item in value]
     return clean(value) if isinstance(value, str) else value

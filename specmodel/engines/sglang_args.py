@@ -61,7 +61,7 @@ class ServerArgs:
         """Put the facts into a reading."""
         reading.system.update(self.system)
         reading.model.update(self.model)
-        reading.flags = list(self.flags)
+        reading.flags, reading.settings_known = list(self.flags), True
         reading.shape = self.shape
         if self.graph_sizes:
             reading.model["cuda_graph_sizes"] = list(self.graph_sizes)

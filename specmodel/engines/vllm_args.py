@@ -84,6 +84,7 @@ class VllmArgs:
 
     def _allreduce(self, reading: Reading) -> None:
         ranks = self.counts.get("tensor_parallel", 1)
+        reading.settings_known = self.custom_allreduce is not None
         if self.custom_allreduce is False:
             reading.flags = ["--disable-custom-all-reduce"]
         if ranks > 1 and self.custom_allreduce is not None:

@@ -1,0 +1,209 @@
+"""From paths to one calibration: each source opened, recognised and read, then merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from specmodel import documents
+from specmodel.calibration import Calibration
+from specmodel.engines import (
+    llamacpp,
+    nccl,
+    profilers,
+    prometheus,
+    sglang_data,
+    sglang_metrics,
+    sglang_tables,
+    trtllm,
+    vllm_data,
+)
+from specmodel.engines.merge import calibration_of
+from specmodel.engines.reading import Given, Reading
+from specmodel.engines.recognise import FAMILIES, format_of
+from specmodel.engines.sglang_log import SglangLog
+from specmodel.engines.stream import Handler, Source, failure, json_items, open_source, read_records, whole_text
+from specmodel.engines.vllm_log import VllmLog
+from specmodel.io import from_dict
+
+__all__ = ["ingest", "read_sources"]
+
+JsonReader = Callable[[Reading, Iterable[Any], Given], None]
+
+
+class _LogReader(Protocol):
+    def handlers(self) -> dict[bytes, Handler]: ...
+
+    def finish(self) -> Reading | None: ...
+
+
+_LOGS: dict[str, tuple[Callable[[str, Given], _LogReader], ...]] = {
+    "sglang": (SglangLog,),
+    "vllm": (VllmLog, vllm_data.VllmOffline),
+    "trtllm": (trtllm.TrtllmLog,),
+    "llamacpp": (llamacpp.LlamaLog,),
+}
+
+_JSON: dict[str, tuple[str, JsonReader]] = {
+    "sglang-server-info": ("SGLang server_info", sglang_data.server_info),
+    "sglang-loads": ("SGLang loads", sglang_data.loads),
+    "sglang-generate": ("SGLang replies", sglang_data.generate),
+    "sglang-bench-speculative": ("SGLang bench_speculative", sglang_data.bench_speculative),
+    "sglang-bench-one-batch": ("SGLang bench_one_batch_server", sglang_data.bench_one_batch),
+    "sglang-bench-serving": ("SGLang bench_serving", sglang_data.bench_serving),
+    "sglang-dspark-table": ("SGLang step-time table", sglang_tables.dspark_table),
+    "sglang-dspark-records": ("SGLang step-time records", sglang_tables.dspark_records),
+    "sglang-schedule": ("SGLang adaptive configuration", sglang_tables.adaptive_schedule),
+    "vllm-bench": ("vLLM bench serve", vllm_data.bench_serve),
+    "trtllm-metrics": ("TensorRT-LLM iteration records", trtllm.iterations),
+    "trtllm-bench": ("trtllm-bench report", trtllm.bench_report),
+    "llamacpp-timings": ("llama.cpp timings", llamacpp.timings),
+    "nccl-json": ("nccl-tests JSON", nccl.tests_json),
+}
+
+_SCRAPES: dict[str, tuple[str, Callable[[Reading, prometheus.Scrape, Given], None]]] = {
+    "sglang-prometheus": ("SGLang metrics", sglang_metrics.metrics),
+    "vllm-prometheus": ("vLLM metrics", vllm_data.metrics),
+    "trtllm-prometheus": ("TensorRT-LLM metrics", trtllm.metrics),
+    "llamacpp-prometheus": ("llama.cpp metrics", llamacpp.metrics),
+}
+
+
+def ingest(
+    paths: Sequence[str], given: Given, name: str, family: str | None = None
+) -> tuple[Calibration, list[Reading]]:
+    """Read sources into one calibration.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Files, compressed or not; ``-`` is stdin.
+    given : Given
+        What the user states because the sources do not.
+    name : str
+        The calibration's name.
+    family : str, optional
+        One of `FAMILIES`, where the content should not decide.
+
+    Returns
+    -------
+    calibration : Calibration
+    readings : list of Reading
+        What each source gave, what was left out and what is open.
+
+    Raises
+    ------
+    CalibrationError
+        A source that cannot be read or recognised, sources that contradict each other, or nothing measured.
+    """
+    readings = read_sources(paths, given, family)
+    return from_dict(calibration_of(readings, given, name), source=name), readings
+
+
+def read_sources(paths: Sequence[str], given: Given, family: str | None = None) -> list[Reading]:
+    """Read each source; two scrapes of one process count as one source, by their difference.
+
+    Raises
+    ------
+    CalibrationError
+        A source that cannot be read or recognised.
+    """
+    readings: list[Reading] = []
+    scrapes: list[tuple[str, str, prometheus.Scrape]] = []
+    for path in paths:
+        source = open_source(path)
+        kind = format_of(source.head, source.name, family)
+        if kind in _SCRAPES:
+            scrapes += [(kind, source.name, scrape) for scrape in prometheus.parse(whole_text(source))]
+            continue
+        found = _read(source, kind, given, family)
+        for reading in found:
+            reading.caveats += [f"{source.name}: {warning}" for warning in source.warnings]
+        readings += found
+    return readings + _read_scrapes(scrapes, given)
+
+
+def _read(source: Source, kind: str, given: Given, family: str | None) -> list[Reading]:
+    if kind == "log":
+        return _read_log(source, given, family)
+    reading = Reading(source=source.name, kind=kind)
+    if kind in _JSON:
+        reading.kind, read = _JSON[kind]
+        read(reading, _mappings(json_items(source), reading), given)
+    elif kind == "nccl-table":
+        reading.kind = "nccl-tests table"
+        debug = nccl.NcclDebug(source.name, given)
+        nccl.tests_table(reading, source, debug)
+        debug.into(reading)
+    elif kind == "nsys":
+        reading.kind = "nsys stats"
+        profilers.nsys(reading, source, given)
+    elif kind == "torch":
+        reading.kind = "PyTorch profiler trace"
+        profilers.torch_trace(reading, source, given)
+    else:
+        text = whole_text(source)
+        document, faults = documents.parse(text, source.name)
+        if faults or not isinstance(document, dict):
+            raise failure(source.name, "a mapping of keys, each stated once", "something else", "check the file")
+        if kind == "inferencex":
+            reading.kind = "InferenceX golden acceptance lengths"
+            profilers.golden(reading, document, text, given)
+        else:
+            reading.kind = "TensorRT-LLM configuration"
+            trtllm.configuration(reading, document, given)
+    return [reading]
+
+
+def _mappings(items: Iterable[Any], reading: Reading) -> Iterable[Any]:
+    """Yield what readers of JSON can take: mappings, and lists of them as `/generate` returns for a batch."""
+    for item in items:
+        if isinstance(item, dict):
+            yield item
+        elif isinstance(item, list):
+            yield from (inner for inner in item if isinstance(inner, dict))
+        else:
+            reading.dropped["values that are no mapping"] += 1
+
+
+def _read_log(source: Source, given: Given, family: str | None) -> list[Reading]:
+    """Read a log of any engine; what NCCL printed among it belongs to the engine whose log it is."""
+    factories = [factory for name, logs in _LOGS.items() if family in (None, name) for factory in logs]
+    readers = [factory(source.name, given) for factory in factories]
+    debug = nccl.NcclDebug(source.name, given)
+    handlers = dict(debug.handlers())
+    for reader in readers:
+        handlers.update(reader.handlers())
+    read_records(source, handlers)
+    found = [reading for reader in readers if (reading := reader.finish()) is not None]
+    if len(found) == 1:
+        debug.into(found[0])
+    elif (alone := debug.finish()) is not None:
+        found.append(alone)
+    if not found:
+        known = FAMILIES[family] if family is not None else ", ".join(FAMILIES.values())
+        remedy = "name a log, a result or a scrape of one of these, or say which with --from"
+        raise failure(source.name, f"something of {known}", "nothing of the kind", remedy)
+    return found
+
+
+def _read_scrapes(scrapes: list[tuple[str, str, prometheus.Scrape]], given: Given) -> list[Reading]:
+    readings = []
+    pending = list(scrapes)
+    while pending:
+        kind, name, scrape = pending.pop(0)
+        label, read = _SCRAPES[kind]
+        for i, (other_kind, other_name, other) in enumerate(pending):
+            pair = prometheus.difference(scrape, other) if other_kind == kind else None
+            if pair is not None:
+                scrape, name = pair, name if name == other_name else f"{name} and {other_name}"
+                del pending[i]
+                break
+        reading = Reading(source=name, kind=label)
+        if scrape.damaged_lines:
+            reading.dropped["damaged lines"] += scrape.damaged_lines
+        if not scrape.differenced:
+            reading.caveats.append(f"{name}: one scrape, so all since the start of the server; two scrapes are better")
+        read(reading, scrape, given)
+        readings.append(reading)
+    return readings
