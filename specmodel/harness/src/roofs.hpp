@@ -1,0 +1,20 @@
+// What this card can do: the roofs that the kernels and the points are held against.
+#pragma once
+
+#include "bench.hpp"
+
+namespace specmodel {
+
+double copy_bytes_per_ms(Device& device, std::size_t bytes);            // device to device, read plus written
+double gemm_flops_per_ms(Device& device, int size);                     // size^3 in bf16, random data
+// Attention over a large cache, and routed experts of which nearly all are touched: bytes that must be read, per ms.
+double attention_bytes_per_ms(Device& device, int rows_per_sequence);
+double expert_bytes_per_ms(Device& device, int rows);
+// Median GPU time of a read of `bytes`, with the L2 cache flushed before each or not.
+double read_ms(Device& device, std::size_t bytes, bool flushed);
+double event_pair_ms(Device& device);
+double empty_graph_ms(Device& device);
+// Loads the GPU steadily, so that its clocks have risen before the first sample.
+void warm_up(Device& device, double ms);
+
+}  // namespace specmodel
