@@ -97,7 +97,7 @@ def shown(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, dict):
-        return f"a mapping of {len(value)} keys" if value else "an empty mapping"
+        return f"a mapping of {len(value)} key{'s' * (len(value) > 1)}" if value else "an empty mapping"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, bool):

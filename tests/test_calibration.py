@@ -157,7 +157,7 @@ def test_key_path_and_shown() -> None:
         "an empty list",
         "an empty mapping",
         "a list of 1",
-        "a mapping of 1 keys",
+        "a mapping of 1 key",
         "a list of 2",
     ]
     assert shown(10**50) == "an integer of about 51 digits"
