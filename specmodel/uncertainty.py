@@ -341,10 +341,10 @@ def knowledge_gradient(mean: ArrayLike, sd: ArrayLike, noise_sd: ArrayLike) -> A
     """
     m, s, noise = broadcast_floats(mean, sd, noise_sd)
     others = np.array([np.max(np.delete(m, i)) for i in range(len(m))])
-    spread = s**2 / np.sqrt(s**2 + noise**2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.where(spread > 0, -np.abs(m - others) / spread, -np.inf)
-        return np.asarray(np.where(spread > 0, spread * expected_excess(np.maximum(z, -1e3)), 0.0))
+    total = np.hypot(s, noise)
+    spread = np.divide(s * s, total, out=np.zeros(m.shape), where=total > 0)
+    z = np.divide(-np.abs(m - others), spread, out=np.full(m.shape, -1e3), where=spread > 0)
+    return np.asarray(spread * expected_excess(np.maximum(z, -1e3)))
 
 
 def perfect_information(mean: ArrayLike, sd: ArrayLike, points: int = 4001) -> tuple[float, Array]:
