@@ -397,13 +397,18 @@ def test_a_failed_build_leaves_its_log_and_nothing_else(tools, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_sources_compile_where_there_is_a_compiler(tmp_path, capsys):
-    """The real sources build with the real compiler, and the program says its version."""
+def test_the_sources_compile_where_there_is_a_compiler(tmp_path):
+    """The real sources build with the real compiler, and the program says its version; or what is missing is named."""
     if shutil.which("nvcc") is None:
         with pytest.raises(SpecModelError, match="nvcc was not found"):
             building.find_toolchain()
         return
     chain = building.find_toolchain()
+    roots = [*map(Path, chain.hints), Path("/usr"), *Path("/usr/local").glob("cuda*")]
+    if not any(root.joinpath("include", "cublasLt.h").exists() for root in roots):
+        with pytest.raises(SpecModelError, match="cuBLASLt was not found"):
+            building.build(chain, architecture="90", cache=tmp_path, say=lambda _: None)
+        return
     binary = building.build(chain, architecture="90", cache=tmp_path, say=lambda _: None)
     answer = subprocess.run([str(binary), "version"], check=True, capture_output=True, text=True)
-    assert json.loads(answer.stdout)["protocol"]
+    assert json.loads(answer.stdout)["protocol"] == "specmodel.harness-points/1"

@@ -183,13 +183,14 @@ def _measure(plan: Plan, output: Path, *, resume: bool, keep_noisy: bool) -> int
 def _selftest(args: argparse.Namespace) -> int:
     import os
 
-    from specmodel.harness.build import build, find_toolchain
+    from specmodel.harness.build import build, find_nccl, find_toolchain
     from specmodel.harness.environment import CommPlan, child_environment
     from specmodel.harness.gpus import check_gpus, read_gpus
     from specmodel.harness.group import run_group
 
     gpus = check_gpus(read_gpus(), args.tensor_parallel, allow_busy=args.allow_busy)
     binary = build(find_toolchain(), architecture=gpus[0].architecture or None, say=_say)
+    library = find_nccl()
     with tempfile.TemporaryDirectory(prefix="specmodel-") as name:
         empty = Path(name) / "nccl.conf"
         empty.touch()
@@ -197,7 +198,7 @@ def _selftest(args: argparse.Namespace) -> int:
             os.environ, CommPlan(name="default"), empty_config=str(empty), allow_nvls=args.allow_nvls
         )
         result = run_group(
-            [str(binary), "selftest"],
+            [str(binary), "selftest", *(["--nccl-library", library] if library else [])],
             job=None,
             stem=Path(name) / "selftest",
             world=args.tensor_parallel,
