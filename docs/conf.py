@@ -39,7 +39,8 @@ def execute_notebooks() -> None:
     target.mkdir(exist_ok=True)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
-        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
+        where = {"metadata": {"path": str(path.parent)}}
+        NotebookClient(notebook, timeout=120, resources=where).execute()
         nbformat.write(notebook, target / path.name)
 
 

@@ -38,6 +38,7 @@ MEANING = {
         "kv": "`kv`, reading the cache of one sequence at the reference context",
         "kv_multi": "`kv_multi`, the same for several query rows, natural log",
         "overhead": "`overhead`, what a cycle costs beside its passes",
+        "overhead_loop": "the same of a bare benchmark loop, which has no scheduler, sampler or detokenizer",
         "draft_base": "`draft_base`, launching the drafts of a cycle",
         "draft_step": "`draft_step`, one draft step",
         "draft_sequence": "`draft_sequence`, one more sequence in a draft step, over the step",

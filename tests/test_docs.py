@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+import specmodel
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -43,9 +45,20 @@ def test_links_of_the_page_lead_somewhere(name: str) -> None:
 def test_readme_and_ci_set_up_alike() -> None:
     """The second command of the README is what .ci/run does in an environment of its own."""
     readme, script = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
-    (packages,) = re.findall(r"pip install --quiet ('[^']+')\n", script)
+    packages = re.findall(r"pip install --quiet ('[^']+')\n", script)[0]
     assert f".venv/bin/pip install -q {packages} && .venv/bin/pytest" in readme
     assert re.search(r"^pytest ", script, re.MULTILINE)
+
+
+def test_tables_say_what_the_code_says() -> None:
+    """Every key of the format and every prior is on its page, as the code has it."""
+    wrong = loaded(ROOT / "docs" / "tables.py").main([])
+    assert not wrong, wrong
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    assert [name for name in specmodel.__all__ if not re.search(rf"\b{name}\b", text)] == []
 
 
 PAGE = """

@@ -22,7 +22,10 @@ def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("PYTHONWARNINGS", "error::UserWarning,error::RuntimeWarning")
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
-        notebook, timeout=TIMEOUT_MS // 1000, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook,
+        timeout=TIMEOUT_MS // 1000,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(FOLDER)}},
     ).execute()
     said = [output for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stderr"]
     assert said == []
