@@ -131,6 +131,10 @@ def _verify_point(request: Request, gpu: Gpu, *, tokens: int, batch: int, contex
     )
 
 
+def _power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
 def _verify_points(request: Request, gpu: Gpu) -> Iterable[Point]:
     for context_tokens in request.contexts:
         for batch in request.batches:
@@ -142,9 +146,9 @@ def _verify_points(request: Request, gpu: Gpu) -> Iterable[Point]:
                 if request.verify_eager and tokens in needed:
                     yield _verify_point(request, gpu, **sizes, cuda_graph=False)
     if request.world > 1:
-        # What communication costs inside the pass does not depend on the context: once per token count is enough.
+        # What communication costs inside the pass depends smoothly on its bytes alone: some token counts are enough.
         batch, context_tokens = min(request.batches), min(request.contexts)
-        for tokens in sorted({n for n in request.tokens if n % batch == 0 and n <= batch * MAX_ROWS}):
+        for tokens in (n for n in request.tokens if n % batch == 0 and n <= batch * MAX_ROWS and _power_of_two(n)):
             for part in ("comm", "compute"):
                 sizes = {"tokens": tokens, "batch": batch, "context_tokens": context_tokens}
                 yield _verify_point(request, gpu, **sizes, part=part)
@@ -221,7 +225,7 @@ def _allreduce_points(request: Request) -> Iterable[Point]:
     for tokens in sorted(rows):
         size_bytes = 2 * tokens * request.target.hidden_size
         variants = [(True, "hot")]
-        if tokens & (tokens - 1) == 0:
+        if _power_of_two(tokens):
             variants += [(True, "cold"), (False, "hot")]
         for in_graph, regime in variants:
             yield Point(
