@@ -1,0 +1,7 @@
+"""``python -m specmodel``: the command line."""
+
+import sys
+
+from specmodel.cli import main
+
+sys.exit(main())

@@ -1,0 +1,185 @@
+"""The command line: finds the command, reads its options, and turns errors into exit codes.
+
+Only the standard library is imported here; each command is a module of its own (`specmodel.commands`, and the
+commands of `specmodel.engines` and `specmodel.harness`) that is imported when it is asked for and imports what is heavy
+when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+__all__ = ["main"]
+
+ANSWERED, NOT_GOOD_ENOUGH, USAGE, BAD_INPUT = 0, 1, 2, 3
+INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program that SIGINT or SIGPIPE ended
+
+# Module and summary of each command, in the order of the help.
+COMMANDS = {
+    "optimize": ("specmodel.commands.optimize", "the best configuration, how sure that is, and what to measure next"),
+    "predict": ("specmodel.commands.predict", "tok/s and its parts for any configuration, with intervals"),
+    "fit": ("specmodel.commands.fit", "the fitted terms of the cost model and the acceptance, with intervals"),
+    "validate": ("specmodel.commands.validate", "predicted against measured, row by row"),
+    "compare": ("specmodel.commands.compare", "what changed between two calibrations, term by term"),
+    "schema": ("specmodel.commands.schema", "the file format: JSON Schema, or a commented starter file"),
+}
+
+EXIT_CODES = """\
+exit codes:
+  0  answered
+  1  answered, but not well enough (no recommendation; beyond --tolerance), or a crash
+  2  wrong usage
+  3  an input file is malformed or cannot be read"""
+
+EXAMPLES = """\
+examples:
+  specmodel schema --example > calib.yaml     a commented starter file: fill in what you measured
+  specmodel optimize calib.yaml               the best configuration, with error bars
+  specmodel optimize calib.yaml --batch 1,8,32 --plot tok_s.svg
+  specmodel validate calib.yaml measured.yaml"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help shows examples first, and that knows what was probably meant."""
+
+    examples = ""
+
+    def format_help(self) -> str:
+        head = f"examples:\n{self.examples}\n\n" if self.examples else ""
+        return f"{head}{super().format_help()}\n{EXIT_CODES}\n"
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").split()
+        if unknown and message.startswith("unrecognized"):
+            options = [name for action in self._actions for name in action.option_strings]
+            message += _did_you_mean(unknown[0].partition("=")[0], options)
+        sys.stderr.write(f"{self.prog}: error: {message}\n{self.prog} -h shows examples and every option\n")
+        sys.exit(USAGE)
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _help(short: bool) -> str:
+    summaries = "\n".join(f"  {name:10}{summary}" for name, (_, summary) in COMMANDS.items())
+    text = f"{EXAMPLES}\n\nusage: specmodel COMMAND [options]\n\ncommands:\n{summaries}\n"
+    if short:
+        return text + "\n`specmodel -h` says more, `specmodel COMMAND -h` everything about a command\n"
+    return f"""{text}
+From a handful of measurements to the best speculative-decoding configuration, with error bars. A command reads one
+calibration file, YAML or JSON (`-` is standard input), writes its answer to standard output and talks on standard
+error. `specmodel COMMAND -h` shows examples and every option of a command.
+
+options, before or after the command:
+  -h, --help   this text
+  --version    the version
+  -q, --quiet  do not talk on standard error (errors are still shown)
+  --no-color   no colour; nor where the output is piped, NO_COLOR is set, or TERM is dumb
+
+{EXIT_CODES}
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments without the program's name; by default those of the process.
+
+    Returns
+    -------
+    int
+        The exit code: 0 answered, 1 answered but not well enough, 2 wrong usage, 3 malformed input file; 130 after
+        Ctrl-C and 141 where the reader of the output has gone.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal cannot show must not end a run.
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered has no reader: let it go nowhere when the interpreter flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code
+
+
+def _main(words: list[str]) -> int:
+    command = next((word for word in words if not word.startswith("-")), None)
+    if command is None:
+        return _without_command(words)
+    if command not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        hint = _did_you_mean(command, list(COMMANDS))
+        sys.stderr.write(f"specmodel: error: no command {command!r}{hint}\ncommands: {known}\n")
+        return USAGE
+    words.remove(command)
+    return _run(command, words)
+
+
+def _without_command(words: list[str]) -> int:
+    if "-h" in words or "--help" in words:
+        sys.stdout.write(_help(short=False))
+        return ANSWERED
+    if "--version" in words:
+        sys.stdout.write(f"specmodel {_version()}\n")
+        return ANSWERED
+    unknown = [word for word in words if word not in ("-q", "--quiet", "--no-color")]
+    said = f"specmodel: error: no option {unknown[0]!r} without a command\n\n" if unknown else ""
+    sys.stderr.write(said + _help(short=True))
+    return USAGE
+
+
+def _version() -> str:
+    from specmodel import __version__
+
+    return __version__
+
+
+def _run(command: str, words: list[str]) -> int:
+    module = importlib.import_module(COMMANDS[command][0])
+    parser = _Parser(
+        prog=f"specmodel {command}",
+        description=(module.run.__doc__ or "").partition("\n\n")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        conflict_handler="resolve",
+    )
+    parser.examples = getattr(module, "EXAMPLES", "").rstrip("\n")
+    shared = parser.add_argument_group("everywhere")
+    shared.add_argument("-q", "--quiet", action="store_true", help="do not talk on standard error")
+    shared.add_argument("--no-color", action="store_true", help="no colour; nor where the output is piped")
+    shared.add_argument("--version", action="version", version=f"specmodel {_version()}")
+    module.add_arguments(parser)
+    args = parser.parse_args(words)
+
+    from specmodel.errors import CalibrationError, SpecModelError, UsageError
+
+    try:
+        code: int = module.run(args)
+    except CalibrationError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_INPUT
+    except UsageError as error:
+        sys.stderr.write(f"specmodel {command}: error: {error}\n")
+        return USAGE
+    except SpecModelError as error:
+        sys.stderr.write(f"specmodel {command}: error: {error}\n")
+        return NOT_GOOD_ENOUGH
+    return code
