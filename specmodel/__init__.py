@@ -7,7 +7,8 @@ configuration. ``import specmodel as sm``; ``sm.load``, ``sm.fit``, ``sm.optimiz
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import sys
+import types
 
 __version__ = "0.1.0"
 
@@ -36,7 +37,19 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> Any:
+class _Package(types.ModuleType):
+    """The package: importing `specmodel.fit` would bind that module to `specmodel.fit`, where the function belongs."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, types.ModuleType) and name in _HOME:
+            value = getattr(value, name, value)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -178,8 +178,8 @@ class Tree:
 def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: int, num_draft_tokens: int) -> Tree:
     """The tree of largest expected length within SGLang's limits.
 
-    A child of rank r (from 0) is the accepted one with probability ``conditional[depth] * rank_ratio**r``, scaled
-    down where the children of a node would have more than certainty together. The path probabilities fall along edges
+    A child of rank r (from 0) is the accepted one with probability ``conditional[depth] * rank_ratio**r``, or what the
+    ranks before it leave to certainty where that is less. The path probabilities fall along edges
     and from sibling to sibling, so taking the largest first gives a valid tree and the optimum (equal to the dynamic
     programme of Sequoia, arXiv 2402.12374, proposition 3.4).
 
@@ -192,21 +192,32 @@ def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: i
     num_steps, topk, num_draft_tokens : int
         As SGLang defines them: depth, width a node, and nodes with the root counted.
     """
-    ranks = rank_ratio ** np.arange(topk, dtype=float)
-    first = np.minimum(np.asarray(conditional, dtype=float)[:num_steps], 1.0 / ranks.sum())
-    nodes, rank_sums = grow_tree(np.outer(first, ranks), num_draft_tokens)
-    by_first = np.zeros(len(first))
-    for depth, _, value in nodes:
-        by_first[:depth] += value
+    first = np.asarray(conditional, dtype=float)[:num_steps]
+    raw = np.outer(first, rank_ratio ** np.arange(topk, dtype=float))
+    before = np.cumsum(raw, axis=1) - raw
+    table = np.minimum(raw, np.maximum(1.0 - before, 0.0))
+    # Derivatives of ln p by ln first and by ln ratio; a rank that takes what is left loses what those before it gain.
+    last = (table < raw) & (table > 0.0)
+    share = 1.0 / np.where(last, table, 1.0)
+    rank = np.arange(topk, dtype=float)
+    d_first = np.where(last, -before * share, 1.0)
+    d_ratio = np.where(last, -(np.cumsum(raw * rank, axis=1) - raw * rank) * share, rank)
+    nodes = grow_tree(table, num_draft_tokens)
+    by_first, by_ratio, length = np.zeros(len(first)), 0.0, 1.0
+    for path, value in nodes:
+        length += value
+        for depth, r in enumerate(path):
+            by_first[depth] += value * d_first[depth, r]
+            by_ratio += value * float(d_ratio[depth, r])
     return Tree(
-        nodes=tuple(nodes),
-        length=1.0 + sum(value for _, _, value in nodes),
+        nodes=tuple((len(path), path[-1], value) for path, value in nodes),
+        length=length,
         by_log_first=by_first,
-        by_log_ratio=sum(value * ranks_ for (_, _, value), ranks_ in zip(nodes, rank_sums, strict=True)),
+        by_log_ratio=by_ratio,
     )
 
 
-def grow_tree(probability: Array, num_tokens: int) -> tuple[list[tuple[int, int, float]], list[int]]:
+def grow_tree(probability: Array, num_tokens: int) -> list[tuple[tuple[int, ...], float]]:
     """Best-first growth of a tree of `num_tokens` nodes, the root counted.
 
     Parameters
@@ -218,33 +229,30 @@ def grow_tree(probability: Array, num_tokens: int) -> tuple[list[tuple[int, int,
 
     Returns
     -------
-    nodes : list of (depth, rank, path probability), best first
-    rank_sums : list of int
-        Sum of the ranks along the path to each node.
+    list of (path, path probability), best first
+        A path is the ranks from the root down.
     """
     depths, width = probability.shape
-    nodes: list[tuple[int, int, float]] = []
-    rank_sums: list[int] = []
-    # An entry is the best sibling not yet taken under one parent: value, tie-break, depth of the parent, rank, parent.
-    heap: list[tuple[float, int, int, int, float, int]] = []
+    nodes: list[tuple[tuple[int, ...], float]] = []
+    # An entry is the best sibling not yet taken under one parent: value, tie-break, path, probability of the parent.
+    heap: list[tuple[float, int, tuple[int, ...], float]] = []
     order = 0
 
-    def push(depth: int, rank: int, parent: float, rank_sum: int) -> None:
+    def push(path: tuple[int, ...], parent: float) -> None:
         nonlocal order
         order += 1
-        heapq.heappush(heap, (-parent * float(probability[depth, rank]), order, depth, rank, parent, rank_sum))
+        heapq.heappush(heap, (-parent * float(probability[len(path) - 1, path[-1]]), order, path, parent))
 
     if depths and width:
-        push(0, 0, 1.0, 0)
+        push((0,), 1.0)
     while heap and len(nodes) < num_tokens - 1 and heap[0][0] < 0.0:
-        negative, _, depth, rank, parent, parent_sum = heapq.heappop(heap)
-        nodes.append((depth + 1, rank, -negative))
-        rank_sums.append(parent_sum + rank)
-        if rank + 1 < width:
-            push(depth, rank + 1, parent, parent_sum)
-        if depth + 1 < depths:
-            push(depth + 1, 0, -negative, parent_sum + rank)
-    return nodes, rank_sums
+        negative, _, path, parent = heapq.heappop(heap)
+        nodes.append((path, -negative))
+        if path[-1] + 1 < width:
+            push((*path[:-1], path[-1] + 1), parent)
+        if len(path) < depths:
+            push((*path, 0), -negative)
+    return nodes
 
 
 # ------------------------------------------------------------------------------------------------------------- prior

@@ -321,14 +321,15 @@ def _scores(
 
 
 def _judge(score: Array, allowed: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """P(best) and expected regret (fraction of the candidate's own score) of each candidate."""
+    """P(best) and expected regret of each candidate: the mean log-ratio of the best to it, as a fraction of its own."""
     open_score = np.where(allowed, score, -np.inf)
     top = open_score.max(axis=1, keepdims=True)
     winners = open_score >= top
     probability = (winners / winners.sum(axis=1, keepdims=True)).mean(axis=0)
-    mean = score.mean(axis=0)
-    regret = (top - score).mean(axis=0) / np.maximum(mean, 1e-300)
-    return probability, regret
+    if np.any(score <= 0.0):
+        return probability, (top - score).mean(axis=0) / np.maximum(score.mean(axis=0), 1e-300)
+    # In logarithms a candidate gains nothing from being little known: a long upper tail is no reason to choose it.
+    return probability, np.expm1(np.log(top / score).mean(axis=0))
 
 
 def _choose(here: _Field, regret: Array, allowed: NDArray[np.bool_], measured: NDArray[np.bool_]) -> int:

@@ -36,19 +36,21 @@ class CostPrior:
 
     pass_log_sd: float = 1.5
     tax: tuple[float, float] = (0.05, 0.10)
-    tax_degrees: float = 2.0
-    expert_share_logit: tuple[float, float] = (-1.0, 1.0)
+    tax_degrees: float = 1.0
+    expert_share_logit: tuple[float, float] = (-0.5, 1.0)
     overlap_logit: tuple[float, float] = (-2.0, 1.0)
     token: tuple[float, float] = (0.01, 1.5)
-    knee_tokens: tuple[float, float] = (200.0, 0.7)
-    kv: tuple[float, float] = (0.005, 1.5)
+    knee_tokens: tuple[float, float] = (300.0, 1.2)
+    kv: tuple[float, float] = (0.01, 1.5)
     kv_multi: tuple[float, float] = (0.1, 0.7)
-    overhead: tuple[float, float] = (0.005, 1.5)
-    draft_base: tuple[float, float] = (0.004, 1.5)
-    draft_step: tuple[float, float] = (0.12, 0.9)
+    overhead: tuple[float, float] = (0.06, 1.5)
+    overhead_loop: tuple[float, float] = (0.003, 1.2)
+    """Of a bare benchmark loop, which has no scheduler, sampler or detokenizer."""
+    draft_base: tuple[float, float] = (0.002, 1.0)
+    draft_step: tuple[float, float] = (0.10, 0.9)
     draft_sequence: tuple[float, float] = (0.015, 1.5)
     draft_width: tuple[float, float] = (0.01, 1.5)
-    tree: tuple[float, float] = (0.05, 1.2)
+    tree: tuple[float, float] = (0.15, 1.4)
     verify_eager: tuple[float, float] = (0.3, 0.5)
     draft_graph_cycle: tuple[float, float] = (-0.05, 0.15)
     draft_eager: tuple[float, float] = (0.5, 0.6)
@@ -64,6 +66,8 @@ _DRAFT_OF_METHOD = {
     "parallel": {"draft_base": (0.10, 0.9), "draft_step": (0.01, 1.2)},
     "ngram": {"draft_base": (0.01, 1.2), "draft_step": (0.003, 1.2)},
 }
+# Engines that are no servers: nothing but the passes and a host synchronisation in a cycle.
+_BARE_LOOPS = ("loop", "harness", "benchmark")
 _STEPS = 40
 _POSITIONS_BEYOND = 16
 
@@ -71,6 +75,8 @@ _POSITIONS_BEYOND = 16
 def _prior(cal: Calibration, dep: Deployment, layout: Layout, obs: Observations, settings: CostPrior) -> tuple[Array, Array]:
     """Mean and covariance of all parameters."""
     prior = replace(settings, **_DRAFT_OF_METHOD.get(cal.model.method or "", {}))
+    if any(word in (cal.system.engine or "").lower() for word in _BARE_LOOPS):
+        prior = replace(prior, overhead=prior.overhead_loop)
     log = {
         "log_token": prior.token,
         "log_knee_tokens": prior.knee_tokens,

@@ -344,7 +344,8 @@ class FittedModel:
             at, _, _, right = self._moments(mode, flat, comm, shares)
             spread = covariance(post, right, at)
             values, vectors = np.linalg.eigh(0.5 * (spread + spread.T))
-            root = vectors * np.sqrt(np.maximum(values, 0.0))
+            # The symmetric root does not depend on the basis that LAPACK picks: the same draws everywhere.
+            root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
             scale = np.sqrt(post.degrees / random.chisquare(post.degrees, size=(n, 1)))
             normal = random.standard_normal((n, len(values)))
             out.append(at.mean + np.log(1000.0 * batch) + scale * (normal @ root.T))

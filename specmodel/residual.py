@@ -22,19 +22,18 @@ Array = NDArray[np.float64]
 class Residuals:
     """Standard deviations (natural log units) and lengths of the residual process of verify and draft."""
 
-    tokens: float = 0.06
-    tokens_length: float = 1.0
-    batch: float = 0.04
-    batch_speculating: float = 0.06
+    tokens: float = 0.075
+    tokens_length: float = 1.2
+    batch: float = 0.03
+    batch_speculating: float = 0.03
     batch_length: float = 1.0
     context: float = 0.05
     context_length: float = 1.0
     comm: float = 0.02
-    configuration: float = 0.01
-    draft_steps: float = 0.04
-    draft_batch: float = 0.05
-    draft_configuration: float = 0.01
-    shape: float = 0.03
+    configuration: float = 0.018
+    draft_steps: float = 0.025
+    draft_batch: float = 0.03
+    draft_configuration: float = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
