@@ -15,6 +15,7 @@ from specmodel.engines.stream import strip_ansi
 __all__ = ["Captures"]
 
 GIB = 2**30
+MAX_KNOWN = 2**12
 _LINE = re.compile(
     rb"apture\s+(?P<what>[a-z ]*?)cuda graph(?:\s+(?P<event>begin|end|failed|bs\b)|\s*(?P<rest>[a-z]*)$)", re.I
 )
@@ -40,17 +41,24 @@ class Captures:
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     verify_tokens: int | None = None
     lines: list[int] = field(default_factory=lambda: [0, 0])
+    _known: set[tuple[bytes, bytes]] = field(default_factory=set)
 
     def feed(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         """Take one line in which something is captured."""
+        prefix = strip_ansi(prefix)
+        rank = b" ".join(_RANK.findall(prefix[max(prefix.rfind(b"["), 0) :])) or b"TP0"
+        key = (rank, text)
+        if complete and key in self._known:
+            self.lines[1] = line  # a log of many starts
+            return
+        if len(self._known) < MAX_KNOWN:
+            self._known.add(key)
         text = strip_ansi(text)
         if stamp := _STAMP.search(text):
             text, complete = text[: stamp.start()], True
         found = _LINE.match(text.rstrip())
         if found is None or (found["event"] is None and complete):
             return
-        prefix = strip_ansi(prefix)
-        rank = b" ".join(_RANK.findall(prefix[max(prefix.rfind(b"["), 0) :])) or b"TP0"
         what = b" ".join(found["what"].lower().split()).decode()
         part = "draft extend" if what.startswith("draft extend") else PARTS.get(what)
         if part is None:

@@ -32,6 +32,9 @@ JsonReader = Callable[[Reading, Iterable[Any], Given], None]
 
 
 class _LogReader(Protocol):
+    @property
+    def sure(self) -> bool: ...
+
     def handlers(self) -> dict[bytes, Handler]: ...
 
     def finish(self) -> Reading | None: ...
@@ -168,13 +171,26 @@ def _mappings(items: Iterable[Any], reading: Reading) -> Iterable[Any]:
 
 def _read_log(source: Source, given: Given, family: str | None) -> list[Reading]:
     """Read a log of any engine; what NCCL printed among it belongs to the engine whose log it is."""
-    factories = [factory for name, logs in _LOGS.items() if family in (None, name) for factory in logs]
-    readers = [factory(source.name, given) for factory in factories]
+    engines = {
+        name: [factory(source.name, given) for factory in logs]
+        for name, logs in _LOGS.items()
+        if family in (None, name)
+    }
     debug = nccl.NcclDebug(source.name, given)
-    handlers = dict(debug.handlers())
-    for reader in readers:
-        handlers.update(reader.handlers())
-    read_records(source, handlers)
+
+    def handlers_of(names: Iterable[str]) -> dict[bytes, Handler]:
+        handlers = dict(debug.handlers())
+        for name in names:
+            for reader in engines[name]:
+                handlers.update(reader.handlers())
+        return handlers
+
+    def one_engine() -> dict[bytes, Handler] | None:
+        sure = [name for name, readers in engines.items() if any(reader.sure for reader in readers)]
+        return handlers_of(sure) if len(sure) == 1 else None
+
+    read_records(source, handlers_of(engines), one_engine)
+    readers = [reader for members in engines.values() for reader in members]
     found = [reading for reader in readers if (reading := reader.finish()) is not None]
     if len(found) == 1:
         debug.into(found[0])

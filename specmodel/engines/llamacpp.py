@@ -84,6 +84,11 @@ class LlamaLog:
         self._drafting: dict[bytes, tuple[int, int, float]] = {}
         self._seen = False
 
+    @property
+    def sure(self) -> bool:
+        """Whether this is a log of llama.cpp beyond doubt."""
+        return self._seen
+
     def handlers(self) -> dict[bytes, Handler]:
         """Return what to call for each anchor."""
         return {

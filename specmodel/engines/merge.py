@@ -262,6 +262,8 @@ def _one_context(rows: list[dict[str, Any]], given: Given) -> None:
         else:
             groups.append([row])
     for group in groups:
+        if len({row["context_tokens"] for row in group}) == 1:
+            continue
         common = float(f"{math.exp(sum(math.log(row['context_tokens']) for row in group) / len(group)):.2g}")
         for row in group:
             own = row["context_tokens"]

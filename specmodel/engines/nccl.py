@@ -223,7 +223,7 @@ class NcclDebug:
             self._channels[words] = self._channels.get(words, 0) + 1
         elif b"Init COMPLETE" in text and (found := _COMPLETE.search(text)):
             self._ranks.setdefault(int(found[2]), set()).add(int(found[1]))
-        elif b" via " in text and (found := re.search(rb" via ([A-Z]+)(?:/(CUMEM|IPC|direct pointer))?", text)):
+        elif b" via " in text and (found := re.search(rb" via ([A-Z0-9]{2,8})(?:/(CUMEM|IPC|direct pointer))?", text)):
             words = b"/".join(part for part in found.groups() if part)
             self._links[words] = self._links.get(words, 0) + 1
 

@@ -155,23 +155,21 @@ class Summary:
 class Samples:
     """Numbers seen one by one; beyond a million of them every second one is kept, over the whole."""
 
-    __slots__ = ("_skip", "_stride", "first_line", "last_line", "values")
+    __slots__ = ("_stride", "first_line", "last_line", "seen", "values")
 
     def __init__(self) -> None:
         self.values = array("d")
-        self.first_line = self.last_line = 0
+        self.first_line = self.last_line = self.seen = 0
         self._stride = 1
-        self._skip = 0
 
     def add(self, value: float, line: int = 0) -> None:
         """Add one, seen on `line`."""
-        if not self.first_line:
+        if not self.seen:
             self.first_line = line
+        self.seen += 1
         self.last_line = line
-        self._skip += 1
-        if self._skip < self._stride:
+        if self.seen % self._stride:
             return
-        self._skip = 0
         self.values.append(value)
         if len(self.values) > MAX_SAMPLES:
             self.values = self.values[::2]
@@ -187,14 +185,14 @@ class Lengths:
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
     count: int = 0
 
-    def add(self, length: float, weight: float) -> None:
-        """Add a length that `weight` rounds stand behind."""
-        self.weight += weight
-        self.first += weight * length
-        w2 = weight * weight
+    def add(self, length: float, weight: float, count: int = 1) -> None:
+        """Add a length that `weight` rounds stand behind, seen `count` times."""
+        self.weight += count * weight
+        self.first += count * weight * length
+        w2 = count * weight * weight
         a, b, c = self.squares
         self.squares = (a + w2, b + w2 * length, c + w2 * length * length)
-        self.count += 1
+        self.count += count
 
     def row(self, shape: Shape, per_weight: float = 1.0) -> dict[str, Any]:
         """Return the columns of an acceptance entry; a unit of weight is `per_weight` rounds."""

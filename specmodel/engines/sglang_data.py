@@ -37,7 +37,9 @@ def server_info(reading: Reading, documents: Iterable[Any], given: Given) -> Non
         if length is not None and shape.num_steps:
             add_length(reading, shape, length, f"{reading.source}: avg_spec_accept_length, cumulative, rounds unknown")
         steps = state.get("step_time_dict")
-        for key, times in sorted(steps.items(), key=str) if isinstance(steps, dict) else ():
+        for key, times in (
+            sorted(steps.items(), key=lambda item: (len(str(item[0])), str(item[0]))) if isinstance(steps, dict) else ()
+        ):
             batch = int(key) if str(key).isdigit() and len(str(key)) < 7 else 0
             step_times = [t for t in (number({"t": t}, "t", high=100) for t in times) if t] if batch else []
             if not step_times:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,49 +15,49 @@ from specmodel.engines import sglang_args
 from specmodel.engines.graphs import Captures
 from specmodel.engines.reading import Given, Lengths, Reading, Samples, Shape, Summary, pooled_sd, summarise
 from specmodel.engines.sglang_args import DEFAULT_LOG_INTERVAL, ServerArgs
+from specmodel.engines.sglang_lines import HALF_CENT, Layout, definitions, fitting_tokens, layout_of
 from specmodel.engines.stream import Handler, strip_ansi
 
 __all__ = ["SglangLog"]
 
-WANTED = ("running", "tokens", "length", "rate", "graph", "throughput")
-NAMES = {
-    "#running-req": "running",
-    "#token": "tokens",
-    "#full token": "tokens",
-    "accept len": "length",
-    "accept rate": "rate",
-    "gen throughput (token/s)": "throughput",
-    "cuda graph": "graph",
-    "npu graph": "graph",
-    "musa graph": "graph",
-    "cpu graph": "graph",
-}
-HALF_CENT = 0.0051  # numbers are printed with two decimals
+AFTER_DAMAGE = "after a damaged line"
+AFTER_SWITCH = "the step count changed"
+MAX_KINDS = 2**16
 BAND = 1.25  # a line further from the median of its batch holds idle time, or another batch for a while
 
-_START = re.compile(rb"Decode batch(?: ?\[\d+\])?[.,] ")
-_STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d[ T]")
 _DATE = re.compile(rb"\[(\d{4}-\d\d-\d\d)[ T]")
 _DP = re.compile(rb" DP(\d+)")
 _STEPS = re.compile(rb"steps(?:=| )(\d+)(?: -> (\d+))?")
 _TOKENS = re.compile(rb"draft_tokens (?:\d+ -> )?(\d+)")
-
-ERAS: dict[str, Callable[[float, Shape], float]] = {
-    "accept len / num_draft_tokens, bonus in both": lambda length, shape: length / shape.verify_tokens,
-    "accept len / (num_steps + 1), bonus in both": lambda length, shape: length / (shape.num_steps + 1),
-    "(accept len - 1) / (num_draft_tokens - 1), drafts only": lambda length, shape: (
-        (length - 1) / max(shape.verify_tokens - 1, 1)
-    ),
-}
 
 
 @dataclass(slots=True)
 class _Group:
     """The decode lines of one shape, batch and graph mode."""
 
+    shape: Shape | None
+    batch: int
+    graph: bytes | None
     times: Samples = field(default_factory=Samples)
-    context: float = 0.0
-    contexts: int = 0
+    tokens: int = 0
+    """Tokens in the cache, summed over the lines."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Decode lines that print the same batch, lengths and graph mode: parsed and checked once."""
+
+    batch: int
+    mean: float | None
+    """Accept len, 1 without speculation; None where it cannot be."""
+    group: _Group
+    tokens_ms: float
+    """Batch times accept len times 1000: over the throughput it is the cycle time."""
+    count: int = 0
+
+
+Key = tuple[bytes | Any, ...]
+"""Accept len, accept rate, #running-req and graph mode as printed; None where a layout lacks one."""
 
 
 class SglangLog:
@@ -69,16 +68,23 @@ class SglangLog:
         self.given = given
         self.args: ServerArgs | None = None
         self.captures = Captures()
+        self._args_text = b""
         self._shape: Shape | None = given.shape
-        self._layout: re.Pattern[bytes] | None = None
-        self._order: tuple[int | None, ...] = ()
+        self._layout: Layout | None = None
+        self._kinds: dict[Shape | None, dict[Key, _Kind]] = {}
+        self._here: dict[Key, _Kind] = self._kinds.setdefault(self._shape, {})
         self._groups: dict[tuple[Shape | None, int, bytes | None], _Group] = {}
         self._lengths: dict[Shape | None, Lengths] = {}
-        self._pairs: dict[tuple[Shape | None, bytes, bytes], float | None] = {}
+        self._pairs: list[tuple[bytes, bytes]] = []
         self._eras: Counter[str] = Counter()
         self._ranks: dict[bytes, list[Any]] = {}
         self._graph = [0, 0]
         self._decode_lines = [0, 0]
+
+    @property
+    def sure(self) -> bool:
+        """Whether this is a log of SGLang beyond doubt."""
+        return self.args is not None or self._layout is not None
 
     def handlers(self) -> dict[bytes, Handler]:
         """Return what to call for each anchor."""
@@ -102,110 +108,112 @@ class SglangLog:
         self._ranks.setdefault(self._rank(prefix), [0, "first decode line"])[1] = "after a prefill"
 
     def _decode(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        dropped = self.reading.dropped
-        found = self._layout.match(text) if self._layout is not None else None
-        if found is None:
-            found = self._learn(text, complete)
-            if found is None:
-                dropped["decode line cut off"] += 1
-                self._ranks.setdefault(self._rank(prefix), [0, ""])[1] = "after a line that was cut off"
+        layout = self._layout
+        found = layout.pattern.match(text) if layout is not None else None
+        if layout is None or found is None:
+            layout = layout_of(text)
+            found = layout.pattern.match(strip_ansi(text)) if layout is not None else None
+            if layout is None or found is None:
+                self.reading.dropped["decode line cut off"] += 1
+                self._ranks.setdefault(self._rank(prefix), [0, ""])[1] = AFTER_DAMAGE
                 return
-        groups = found.groups()
-        running, tokens, length, rate, graph, throughput = [None if i is None else groups[i] for i in self._order]
-        rank = self._ranks.setdefault(self._rank(prefix), [0, "first decode line"])
-        reason, rank[1] = rank[1], ""
-        try:
-            batch, speed = int(running or b""), float(throughput or b"")
-        except ValueError:
-            dropped["decode line with a damaged number"] += 1
-            rank[1] = "after a line that was cut off"
+            self._layout = layout
+        places = layout.places
+        key = found.group(*places[:4])
+        kind = self._here.get(key) or self._new_kind(key, prefix, line)
+        kind.count += 1
+        self._decode_lines[1] = line
+        name = b"" if b" DP" not in prefix else self._rank(prefix)
+        rank = self._ranks.get(name) or self._ranks.setdefault(name, [0, "first decode line"])
+        if rank[1] or kind.batch != rank[0] or kind.mean is None:
+            self._untimed(kind, rank)
             return
+        tokens, throughput = found.group(*places[4:])
+        group = kind.group
+        try:
+            speed = float(throughput)
+            group.tokens += int(tokens[:12]) if tokens else 0
+        except ValueError:
+            speed = 0.0
+        if 0 < speed < 1e8:
+            group.times.add(kind.tokens_ms / speed, line)
+        else:
+            self.reading.dropped["decode line with a damaged number"] += 1
+            rank[1] = AFTER_DAMAGE
+
+    def _untimed(self, kind: _Kind, rank: list[Any]) -> None:
+        """Say why a line gives no time, and what the next line of its rank follows."""
+        dropped, reason = self.reading.dropped, rank[1]
+        changed = kind.batch != rank[0]
+        rank[:] = kind.batch, ""
+        if kind.mean is None:
+            dropped["decode line with a damaged number, or an accept len that cannot be"] += 1
+            rank[1] = AFTER_DAMAGE
+        elif reason:
+            dropped[f"not timed: {reason}"] += 1
+            if reason == AFTER_SWITCH:
+                kind.count -= 1
+        elif changed:
+            dropped["not timed: batch changed"] += 1
+
+    def _new_kind(self, key: Key, prefix: bytes, line: int) -> _Kind:
+        """Parse and check what lines of one kind have in common."""
+        length, rate, running, graph = key
         if not self._decode_lines[0]:
             self._decode_lines[0] = line
             if date := _DATE.search(prefix):
                 self.reading.date = date[1].decode()
-        self._decode_lines[1] = line
-        previous, rank[0] = rank[0], batch
-        if graph is not None:
-            self._graph[graph == b"True"] += 1
-        mean = 1.0
-        if length is not None:
-            key = (self._shape, length, rate or b"")
-            checked = self._pairs[key] if key in self._pairs else self._check(key)
-            if checked is None:
-                dropped["accept len impossible, or at odds with accept rate"] += 1
-                return
-            mean = checked
-            if batch > 0 and reason != "a switch of the step count":
-                self._lengths.setdefault(self._shape, Lengths()).add(mean, batch)
-        if batch < 1 or not 0 < speed < 1e8:
-            dropped["not timed: no running request, or no throughput"] += 1
-        elif reason or batch != previous:
-            dropped[f"not timed: {reason or 'batch changed'}"] += 1
-        else:
-            place = (self._shape if length is not None else Shape(num_steps=0), batch, graph)
-            group = self._groups.get(place) or self._groups.setdefault(place, _Group())
-            group.times.add(1e3 * batch * mean / speed, line)
-            if tokens is not None and tokens.isdigit() and len(tokens) < 12:
-                group.context += int(tokens) / batch
-                group.contexts += 1
-
-    def _learn(self, text: bytes, complete: bool) -> re.Match[bytes] | None:
-        """Read a line by its names in whatever order, and make of that order a pattern for the lines to come."""
-        text = strip_ansi(text)
-        if stamp := _STAMP.search(text):
-            text = text[: stamp.start()]
-        start = _START.match(text)
-        if start is None:
-            return None
-        names, fields = [], []
-        for part in text[start.end() :].split(b", "):
-            name, colon, _ = part.partition(b": ")
-            if not colon:
-                break
-            known = NAMES.get(name.decode("utf-8", "replace"))
-            if known is not None and known in fields:
-                return None
-            names.append(name)
-            fields.append(known)
-            if name == b"#queue-req":
-                break
-        if "throughput" not in fields or "running" not in fields or names[-1] != b"#queue-req":
-            return None
-        number = rb"([^,\r\n\[\x1b]*)"
-        parts = [
-            re.escape(name) + b": " + (number if known else number[1:-1])
-            for name, known in zip(names, fields, strict=True)
-        ]
-        pattern = re.compile(_START.pattern + b", ".join(parts[:-1]) + rb", \#queue-req: \d")
-        captured = [known for known in fields if known]
-        match = pattern.match(text)
-        if match is not None:
-            self._layout = pattern
-            self._order = tuple(captured.index(name) if name in captured else None for name in WANTED)
-        return match
-
-    def _check(self, key: tuple[Shape | None, bytes, bytes]) -> float | None:
-        """Return the accept len of a line if it can be, else None; remember which definitions of accept rate hold."""
-        shape, length_text, rate_text = key
-        value: float | None = None
         try:
-            length = float(length_text)
-            rate = float(rate_text) if rate_text else None
+            batch = int(running or b"")
+            mean = 1.0 if length is None else self._check(length, rate)
         except ValueError:
-            rate, length = None, 0.0
-        longest = (shape.num_steps if shape else 1000) + 1
-        if 1 - HALF_CENT <= length <= longest + HALF_CENT:
-            value = max(length, 1.0)
-            if rate is not None and shape is not None and self._rate_is_defined():
-                slack = HALF_CENT + HALF_CENT / max(shape.verify_tokens - 1, 1)
-                holds = [name for name, define in ERAS.items() if abs(define(length, shape) - rate) <= slack]
-                self._eras.update(holds or ("none",))
-                value = value if holds else None
-        self._pairs[key] = value
-        return value
+            batch, mean = 0, None
+        if not 1 <= batch < 10**6:
+            batch, mean = 0, None
+        shape = self._shape if length is not None else Shape(num_steps=0)
+        place = (shape, batch, graph)
+        group = self._groups.get(place) or self._groups.setdefault(place, _Group(*place))
+        if len(self._here) >= MAX_KINDS:
+            self._fold()
+        kind = self._here[key] = _Kind(batch, mean, group, 1e3 * batch * (mean or 0.0))
+        return kind
+
+    def _fold(self) -> None:
+        """Pool the lengths of the kinds seen so far, and forget them."""
+        for shape, kinds in self._kinds.items():
+            for (length, _, _, graph), kind in kinds.items():
+                if graph is not None:
+                    self._graph[graph == b"True"] += kind.count
+                if length is not None and kind.mean is not None and kind.count:
+                    self._lengths.setdefault(shape, Lengths()).add(kind.mean, kind.batch, kind.count)
+            kinds.clear()
+
+    def _check(self, length_text: bytes, rate_text: bytes | None) -> float | None:
+        """Return accept len if it can be, else None; remember which definitions of accept rate hold."""
+        shape, length = self._shape, float(length_text)
+        if not 1 - HALF_CENT <= length <= (shape.num_steps if shape else 1000) + 1 + HALF_CENT:
+            return None
+        if rate_text is None:
+            return max(length, 1.0)
+        rate = float(rate_text)
+        if shape is None:
+            self._pairs.append((length_text, rate_text))
+        elif self._rate_is_defined():
+            holds = definitions(length, rate, shape)
+            self._eras.update(holds or ("none",))
+            if not holds:
+                return None
+        return max(length, 1.0)
+
+    def _switch(self, shape: Shape | None) -> None:
+        self._shape = shape
+        self._here = self._kinds.setdefault(shape, {})
 
     def _args(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if text == self._args_text:
+            self._ranks.clear()
+            return
+        self._args_text = text
         cut = text if complete else text[: max(text.rfind(b","), 0)] + b",)"
         args = sglang_args.from_text(strip_ansi(cut).decode("utf-8", "replace"))
         if (
@@ -218,7 +226,7 @@ class SglangLog:
                 "split the log there and ingest the parts one by one"
             )
         self.args = args
-        self._shape = self.given.shape if args.shape is None and args.speculating else args.shape
+        self._switch(self.given.shape if args.shape is None and args.speculating else args.shape)
         self._ranks.clear()
         self.reading.used["server arguments"] += 1
 
@@ -227,9 +235,10 @@ class SglangLog:
             return
         steps = int(found[2] or found[1])
         tokens = _TOKENS.search(text)
-        self._shape = Shape(num_steps=steps) if tokens is None or int(tokens[1]) == steps + 1 else self._shape
+        if tokens is None or int(tokens[1]) == steps + 1:
+            self._switch(Shape(num_steps=steps))
         for rank in self._ranks.values():
-            rank[1] = "a switch of the step count"
+            rank[1] = AFTER_SWITCH
 
     def _nccl(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if found := re.match(rb"sglang is using nccl==(\d+(?:\.\d+)+)", text):
@@ -247,6 +256,7 @@ class SglangLog:
 
     def finish(self) -> Reading | None:
         """Return what the log states; None if it is no log of SGLang."""
+        self._fold()
         reading, captures = self.reading, self.captures
         seen = self._decode_lines[0] or self.args is not None or captures.begun or captures.ended or reading.evidence
         if not seen:
@@ -272,9 +282,7 @@ class SglangLog:
         """Say what the log shows of the draft shape that it does not state; leave its numbers out."""
         tokens = self.captures.verify_tokens
         if tokens is None:
-            pairs = [key[1:] for key, value in self._pairs.items() if key[0] is None and value and key[2]]
-            fits = {nd for nd in range(2, 65) for era in ERAS.values() if len(pairs) >= 5 and _fit(pairs, nd, era)}
-            tokens = fits.pop() if len(fits) == 1 else None
+            tokens = fitting_tokens(self._pairs)
         shown = f"{tokens} tokens a sequence are verified; if that is a chain, " if tokens else ""
         steps = tokens - 1 if tokens else "K"
         self.reading.questions.append(
@@ -296,34 +304,34 @@ class SglangLog:
                 era = self._eras.most_common(1)
                 note += f"; accept rate is {era[0][0]}" if era and era[0][1] >= 3 else ""
                 reading.acceptance.append(lengths.row(shape, interval) | {"note": note})
-        prior_sd = pooled_sd((group.times.values for group in self._groups.values()), BAND)
+        groups = [group for group in self._groups.values() if group.times.values]
+        prior_sd = pooled_sd((group.times.values for group in groups), BAND)
         summaries = {
-            key: summarise(group.times.values, band=BAND, prior_sd=prior_sd) for key, group in self._groups.items()
+            (g.shape, g.batch, g.graph): summarise(g.times.values, band=BAND, prior_sd=prior_sd) for g in groups
         }
-        for key, group in sorted(self._groups.items(), key=lambda item: item[0][1]):
-            shape, batch, graph = key
-            other = summaries.get((shape, batch, b"True"))
-            if shape is None or (graph == b"False" and other is not None and other.count >= summaries[key].count):
+        for group in sorted(groups, key=lambda group: group.batch):
+            summary = summaries[group.shape, group.batch, group.graph]
+            graphed = summaries.get((group.shape, group.batch, b"True"))
+            if group.graph == b"False" and graphed is not None and graphed.count >= summary.count:
                 reading.dropped["not timed: the verify pass ran without its CUDA graph"] += len(group.times.values)
                 continue
-            summary = summaries[key]
             reading.dropped["not timed: idle or another batch for a while (far from the median)"] += summary.outliers
             reading.used["decode lines"] += summary.count
-            reading.cycles.append(self._cycle(shape, batch * data_parallel, graph, group, summary))
-        reading.dropped += Counter()
+            if group.shape is not None:
+                reading.cycles.append(self._cycle(group.shape, group, summary, data_parallel))
 
-    def _cycle(self, shape: Shape, batch: int, graph: bytes | None, group: _Group, summary: Summary) -> dict[str, Any]:
+    def _cycle(self, shape: Shape, group: _Group, summary: Summary, data_parallel: int) -> dict[str, Any]:
         disabled = self.args is not None and self.args.graphs_disabled
-        row = shape.row() | {"batch": batch}
-        if group.contexts:
-            row["context_tokens"] = round(group.context / group.contexts)
+        row = shape.row() | {"batch": group.batch * data_parallel}
+        times = group.times
+        if group.tokens:
+            row["context_tokens"] = round(group.tokens / group.batch / times.seen)
         row |= summary.row("cycle_ms")
         if shape.num_steps and self._draft_graph() is False:
             row["cuda_graph"] = False
-        if graph == b"False" or (graph is None and disabled):
+        if group.graph == b"False" or (group.graph is None and disabled):
             row["verify_cuda_graph"] = False
         formula = f"#running-req{' * accept len' if shape.num_steps else ''} / gen throughput"
-        times = group.times
         lines = f"lines {times.first_line}-{times.last_line}"
         row["note"] = f"{self.reading.source} {lines}: median of {summary.count} decode lines, {formula}"
         return row
@@ -359,11 +367,3 @@ class SglangLog:
             reading.saw("decode_with_cuda_graph", on >= off, where, None, note)
         if args is not None and (allreduce := args.allreduce()):
             reading.saw("allreduce_implementation", allreduce, "server arguments", args.tensor_parallel)
-
-
-def _fit(pairs: list[tuple[bytes, bytes]], tokens: int, define: Callable[[float, Shape], float]) -> bool:
-    """Whether one definition of accept rate holds for all but a few of the lines with so many verified tokens."""
-    shape = Shape(num_steps=tokens - 1)
-    slack = HALF_CENT + HALF_CENT / max(tokens - 1, 1)
-    misses = sum(abs(define(float(length), shape) - float(rate)) > slack for length, rate in pairs)
-    return misses <= 0.02 * len(pairs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specmodel.engines.prometheus import Scrape
 from specmodel.engines.reading import Given, Reading, Shape, add_length, rounded
 from specmodel.engines.redact import model_name
+from specmodel.engines.sglang_args import DEFAULT_LOG_INTERVAL
 
 __all__ = ["metrics"]
 
@@ -65,8 +66,8 @@ def _last_interval(reading: Reading, scrape: Scrape, shape: Shape | None, batch:
     length, speed = scrape.mean("sglang:spec_accept_length"), scrape.total("sglang:gen_throughput")
     if shape is None or not shape.num_steps or length is None or not 1 <= length <= shape.num_steps + 1.005:
         return
-    note = f"{reading.source}: gauge spec_accept_length"
-    add_length(reading, shape, length, note, scrape.total("sglang:spec_verify_calls"))
+    note = f"{reading.source}: gauge spec_accept_length, of the last {DEFAULT_LOG_INTERVAL} rounds"
+    add_length(reading, shape, length, note, DEFAULT_LOG_INTERVAL * (batch or 1))
     gpu = sum(span["time_ms"] for span in reading.spans)
     if speed and batch:
         cycle = 1e3 * batch * length / speed

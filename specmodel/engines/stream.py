@@ -19,6 +19,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import IO, Any, cast
 
 from specmodel.errors import CalibrationError, Fault
@@ -160,8 +161,14 @@ def whole_text(source: Source) -> str:
         raise failure(source.name, "UTF-8 text", f"another byte at offset {error.start}", "save it as UTF-8") from None
 
 
-def read_records(source: Source, handlers: dict[bytes, Handler]) -> None:
-    """Feed every record that begins with one of the anchors to its handler, in the order of the text."""
+def read_records(
+    source: Source, handlers: dict[bytes, Handler], narrow: Callable[[], dict[bytes, Handler] | None] | None = None
+) -> None:
+    """Feed every record that begins with one of the anchors to its handler, in the order of the text.
+
+    `narrow` is asked after each block for the fewer anchors that are enough from there on, until it names them: the
+    search for anchors is most of the time.
+    """
     anchors = list(handlers.items())
     carry, line = b"", 1
     for block in source.blocks():
@@ -174,6 +181,8 @@ def read_records(source: Source, handlers: dict[bytes, Handler]) -> None:
         body, carry = text[:end], text[end:]
         _scan(body, anchors, line, True)
         line += body.count(b"\n")
+        if narrow is not None and (fewer := narrow()) is not None:
+            anchors, narrow = list(fewer.items()), None
     if carry:
         _scan(carry, anchors, line, False)
 
@@ -187,26 +196,26 @@ def _scan(body: bytes, anchors: list[tuple[bytes, Handler]], line: int, complete
             at = body.find(anchor, at + 1)
     if not hits:
         return
-    hits.sort(key=lambda hit: hit[0])
-    size = len(body)
-    start = newline = carriage = counted = 0
-    end = -1
+    hits.sort(key=itemgetter(0))
+    carriages = b"\r" in body
+    size, counted, end, start = len(body), 0, -1, 0
     for at, handler in hits:
         if at >= end:
-            start = max(body.rfind(b"\n", end if end > 0 else 0, at), body.rfind(b"\r", end if end > 0 else 0, at), end)
-            start += 1
-            if newline <= at:
-                newline = body.find(b"\n", at)
-                newline = size if newline < 0 else newline
-            if carriage <= at:
-                carriage = body.find(b"\r", at)
-                carriage = size if carriage < 0 else carriage
-            end = min(newline, carriage)
+            # The first hit on its line; a line ends at a line feed, or at a carriage return where there are any.
+            start = body.rfind(b"\n", 0, at) + 1
+            end = body.find(b"\n", at)
+            if end < 0:
+                end = size
+            if carriages:
+                start = max(start, body.rfind(b"\r", start, at) + 1)
+                end = body.find(b"\r", at, end) if b"\r" in body[at:end] else end
             line += body.count(b"\n", counted, at)
             counted = at
-        prefix = body[max(start, at - MAX_PREFIX_BYTES) : at]
-        whole = complete or end < size
-        handler(prefix, body[at : min(end, at + MAX_RECORD_BYTES)], line, whole and end - at <= MAX_RECORD_BYTES)
+        before = start if at - start < MAX_PREFIX_BYTES else at - MAX_PREFIX_BYTES
+        if end - at <= MAX_RECORD_BYTES:
+            handler(body[before:at], body[at:end], line, complete or end < size)
+        else:
+            handler(body[before:at], body[at : at + MAX_RECORD_BYTES], line, False)
 
 
 def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:
@@ -249,19 +258,18 @@ def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:
         except (json.JSONDecodeError, RecursionError) as error:
             if isinstance(error, RecursionError):
                 raise failure(source.name, "JSON of moderate depth", "deeper nesting", "check the file") from None
-            # Read as much again as is pending, so that a long value is not parsed once for every block.
-            pending, wanted = [text[at:]], max(len(text) - at, 1)
-            while more and wanted > 0:
-                block = next(blocks, b"")
-                more = bool(block)
-                pending.append(decode(block, not more))
-                wanted -= len(block)
-            grown = "".join(pending)
-            if len(grown) > len(text) - at:
-                if len(grown) > MAX_DOCUMENT_BYTES:
+            if more:
+                # Read as much again as is pending, so that a long value is not parsed once for every block.
+                pending, wanted = [text[at:]], max(len(text) - at, 1)
+                while more and wanted > 0:
+                    block = next(blocks, b"")
+                    more = bool(block)
+                    pending.append(decode(block, not more))
+                    wanted -= len(block)
+                text, at = "".join(pending), 0
+                if len(text) > MAX_DOCUMENT_BYTES:
                     remedy = "cut the file to the part that was measured"
                     raise failure(source.name, "JSON values of at most 64 MiB", "a longer one", remedy) from None
-                text, at = grown, 0
                 continue
             if at >= len(text):
                 return

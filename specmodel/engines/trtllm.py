@@ -96,6 +96,11 @@ class TrtllmLog:
         self._steps: dict[float, _Steps] = {}
         self._seen = False
 
+    @property
+    def sure(self) -> bool:
+        """Whether this is a log of TensorRT-LLM beyond doubt."""
+        return self._seen
+
     def handlers(self) -> dict[bytes, Handler]:
         """Return what to call for each anchor."""
         return {b"iter = ": self._line}

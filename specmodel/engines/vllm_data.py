@@ -161,6 +161,11 @@ class VllmOffline:
         self._values: dict[bytes, float] = {}
         self._rates: dict[int, tuple[float, int]] = {}
 
+    @property
+    def sure(self) -> bool:
+        """Whether it is this print-out beyond doubt: it may stand at the end of a log, so never."""
+        return False
+
     def handlers(self) -> dict[bytes, Handler]:
         """Return what to call for each anchor."""
         names = (b"num_drafts:", b"num_draft_tokens:", b"num_accepted_tokens:", b"mean acceptance length:")

@@ -81,6 +81,11 @@ class VllmLog:
         self._bonus: dict[str, int] = {}
         self._seen = False
 
+    @property
+    def sure(self) -> bool:
+        """Whether this is a log of vLLM beyond doubt."""
+        return self._seen
+
     def handlers(self) -> dict[bytes, Handler]:
         """Return what to call for each anchor."""
         return {

@@ -1,0 +1,178 @@
+"""What is to be launched, in plain values, and what every engine's text has in common."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "BatchRange",
+    "Launch",
+    "Parts",
+    "Plan",
+    "capture_note",
+    "capture_sizes",
+    "expected_length",
+    "join",
+    "model_word",
+    "ranges_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRange:
+    """One entry of a schedule: the draft shape for batches from `batch_from` to `batch_to`, both inclusive."""
+
+    batch_from: int
+    batch_to: int | None
+    num_steps: int
+    topk: int = 1
+    num_draft_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be launched, in the words of the calibration file.
+
+    Attributes
+    ----------
+    num_steps, topk, num_draft_tokens : int
+        The draft shape; num_steps 0 is plain decoding.
+    max_batch : int
+        The most sequences that will run at a time, over all data-parallel ranks.
+    env, flags
+        The communication setting.
+    schedule : sequence of BatchRange
+        Shapes by batch, where one shape is not best for all.
+    survival : sequence of float
+        P(at least k drafts accepted), k = 1 on, for the settings that pin acceptance.
+    step_ms : mapping of int to float
+        Whole-cycle time by tokens verified together, for engines that take such a table (SGLang's DSPARK).
+    """
+
+    num_steps: int
+    topk: int = 1
+    num_draft_tokens: int | None = None
+    max_batch: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+    schedule: Sequence[BatchRange] = ()
+    target: str | None = None
+    draft: str | None = None
+    method: str | None = None
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    survival: Sequence[float] = ()
+    step_ms: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def verify_tokens(self) -> int:
+        """Tokens that the target verifies per sequence, the root included."""
+        return self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The text that deploys a plan on one engine.
+
+    Attributes
+    ----------
+    command : str or None
+        The launch line; None where the engine cannot do what is asked for.
+    files : mapping of str to str
+        Configuration files that the command names, by name.
+    notes : tuple of str
+        Constraints that were respected, and what the engine cannot do.
+    validation : tuple of str
+        Lines that pin acceptance to the calibrated one, so that the cost model alone is checked; not for production.
+    """
+
+    engine: str
+    version: str
+    assumed: bool
+    env: Mapping[str, str]
+    command: str | None
+    files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Write everything as one pasteable block."""
+        word = "assumed; say --engine-version if it is another" if self.assumed else "as given"
+        out = [f"# {self.engine} {self.version} ({word})"]
+        for name, text in self.files.items():
+            out += [f"cat > {name} <<'EOF'", *text.rstrip("\n").split("\n"), "EOF"]
+        out += [f"export {name}={shlex.quote(value)}" for name, value in sorted(self.env.items())]
+        out += self.command.split("\n") if self.command is not None else []
+        out += [f"# {note}" for note in self.notes]
+        if self.validation:
+            out += ["# to check the cost model with acceptance pinned (never in production):"]
+            out += [f"#   {line}" for line in self.validation]
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "engine": self.engine,
+            "version": self.version,
+            "version_assumed": self.assumed,
+            "env": dict(self.env),
+            "command": self.command,
+            "files": dict(self.files),
+            "notes": list(self.notes),
+            "validation": list(self.validation),
+        }
+
+
+def capture_sizes(plan: Plan) -> tuple[int, ...]:
+    """Return the batch sizes of one rank that graphs are needed for: powers of two, every range's end, the largest.
+
+    A batch is padded up to the next captured size before a schedule looks it up, so each range's last batch must be
+    captured itself.
+    """
+    largest = -(-plan.max_batch // plan.data_parallel)
+    ends = {step.batch_to for step in plan.schedule if step.batch_to is not None}
+    sizes = {2**i for i in range(largest.bit_length())} | {-(-end // plan.data_parallel) for end in ends} | {largest}
+    return tuple(sorted(size for size in sizes if 1 <= size <= largest))
+
+
+def ranges_of(plan: Plan) -> list[BatchRange]:
+    """Return the schedule as far as batches go, where it asks for more than one shape."""
+    used = [step for step in plan.schedule if step.batch_from <= plan.max_batch]
+    shapes = {(step.num_steps, step.topk, step.num_draft_tokens) for step in used}
+    return used if len(shapes) > 1 else []
+
+
+def expected_length(plan: Plan, num_steps: int) -> float | None:
+    """Return the acceptance length that the survival curve gives for a chain."""
+    curve = list(plan.survival[:num_steps])
+    return 1.0 + sum(curve) if num_steps and len(curve) == num_steps else None
+
+
+Parts = tuple[str | None, dict[str, str], list[str], list[str]]
+
+
+def capture_note(plan: Plan, steps: int, sizes: Sequence[int], what: str) -> list[str]:
+    """Say how many tokens the largest batch verifies, which a graph must have been captured for."""
+    tokens = sizes[-1] * (steps + 1 if plan.topk == 1 else plan.verify_tokens)
+    return (
+        [f"{what}: the largest batch verifies {sizes[-1]} * {tokens // sizes[-1]} = {tokens} tokens"] if steps else []
+    )
+
+
+def model_word(name: str | None, default: str) -> str:
+    """Quote a model's name for a shell, or return the word that stands for it."""
+    return shlex.quote(name) if name else default
+
+
+def join(words: Sequence[str]) -> str:
+    """Join words into lines of a shell command of a readable length."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) > 100:
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)
