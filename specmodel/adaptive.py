@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import roots_jacobi
+from scipy.linalg import eigh_tridiagonal
 
 from specmodel.closed_forms import best_steps, broadcast_floats, walltime_factor
 
@@ -154,9 +154,20 @@ def request_adaptation(alpha: ArrayLike, share: ArrayLike, step_cost: float, max
 
 
 def beta_nodes(a: float, b: float, order: int = 200) -> tuple[Array, Array]:
-    """Gauss-Jacobi nodes and weights of the Beta(a, b) distribution, increasing, the weights adding up to 1."""
-    x, w = roots_jacobi(order, b - 1.0, a - 1.0)
-    return np.asarray((1.0 + x) / 2.0), np.asarray(w / w.sum())
+    """Gauss-Jacobi nodes and weights of the Beta(a, b) distribution, increasing, the weights adding up to 1.
+
+    Golub and Welsch 1969 (Mathematics of Computation 23): eigenvalues of the Jacobi matrix and the squares of the
+    first components of its eigenvectors, which no size of a and b overflows.
+    """
+    n = np.arange(1.0, order)
+    total = 2.0 * n + a + b - 2.0
+    middle = (a - b) * (a + b - 2.0) / (total * (total + 2.0))
+    side = n[1:] * (n[1:] + a - 1.0) * (n[1:] + b - 1.0) * (n[1:] + a + b - 2.0)
+    side = side / (total[1:] ** 2 * (total[1:] + 1.0) * (total[1:] - 1.0))
+    diagonal = np.append((a - b) / (a + b), middle)
+    off = 2.0 * np.sqrt(np.append(a * b / ((a + b) ** 2 * (a + b + 1.0)), side))
+    x, vectors = eigh_tridiagonal(diagonal, off)
+    return np.asarray((1.0 + x) / 2.0), np.asarray(vectors[0] ** 2)
 
 
 def beta_request_adaptation(a: float, b: float, step_cost: float, max_steps: int = 256) -> RequestAdaptation:

@@ -167,7 +167,7 @@ def _excess(b: Array) -> Array:
     It is ``-1 - W_{-1}(-exp(-1 - b))`` (Corless et al. 1996, On the Lambert W function). The argument of W underflows
     for large b and loses its digits near the branch point; there a fixed point and a series in sqrt(2 b) take over.
     """
-    s = np.sqrt(2.0 * b)
+    s = np.sqrt(2.0 * np.minimum(b, 1.0))
     series = s * (1.0 + s * (1.0 / 3 + s * (1.0 / 36 + s * (-1.0 / 270 + s / 4320))))
     far = b
     for _ in range(8):
@@ -189,16 +189,17 @@ def continuous_best_steps(alpha: ArrayLike, step_cost: ArrayLike) -> tuple[Array
     steps, speedup : numpy.ndarray
     """
     a, c = broadcast_floats(alpha, step_cost)
-    inside = (a > 0.0) & (a < 1.0) & (c > 0.0) & (c < 1.0)
+    free = c < 1e-300  # below, 1 / c has no value
+    inside = (a > 0.0) & (a < 1.0) & ~free & (c < 1.0)
     a_, c_ = np.where(inside, a, 0.5), np.where(inside, c, 0.5)
     log_a = -np.log(a_)
     t = _excess(log_a * (1.0 - c_) / c_)
     steps = np.log1p(t) / log_a - 1.0
-    speedup = log_a / (c_ * (1.0 - a_) * (1.0 + t))
+    speedup = log_a / ((1.0 - a_) * (c_ + c_ * t))
     helps = inside & (steps > 0.0)
     with np.errstate(divide="ignore"):
-        limit = np.where(c > 0.0, 1.0 / c, 1.0 / (1.0 - a))  # of an endless chain: acceptance 1, or drafts for free
-    endless = (a > 0.0) & (c < 1.0) & ((a >= 1.0) | (c <= 0.0))
+        limit = np.where(free, 1.0 / (1.0 - a), 1.0 / np.where(free, 1.0, c))  # of an endless chain
+    endless = (a > 0.0) & (c < 1.0) & ((a >= 1.0) | free)
     return (
         np.asarray(np.where(endless, np.inf, np.where(helps, steps, 0.0))),
         np.asarray(np.where(endless, limit, np.where(helps, speedup, 1.0))),
@@ -230,8 +231,9 @@ def marginals_fall(lengths: ArrayLike, cycle_ms: ArrayLike) -> bool:
     lengths, cycle_ms : array_like
         E[N_K] and the cycle time for K = 0, 1, ..., the time increasing.
     """
-    marginal = np.diff(np.asarray(lengths, dtype=float)) / np.diff(np.asarray(cycle_ms, dtype=float))
-    return bool(np.all(np.diff(marginal) <= 1e-12 * np.abs(marginal[:-1])))
+    tokens, rises = np.asarray(lengths, dtype=float), np.diff(np.asarray(cycle_ms, dtype=float))
+    rounding = 1e-12 * np.max(tokens) / np.min(rises, initial=np.inf)
+    return bool(np.all(np.diff(np.diff(tokens) / rises) <= rounding))
 
 
 def first_stop(lengths: ArrayLike, cycle_ms: ArrayLike) -> int:

@@ -267,7 +267,7 @@ def ratio_sd(mean: tuple[float, float], sd: tuple[float, float], correlation: fl
     """
     ratio = mean[0] / mean[1]
     a, c = sd[0] / mean[0], sd[1] / mean[1]
-    return ratio, float(abs(ratio) * np.sqrt(a * a + c * c - 2.0 * correlation * a * c))
+    return ratio, float(abs(ratio) * np.sqrt((a - c) ** 2 + 2.0 * (1.0 - correlation) * a * c))
 
 
 def corrected_aic(residual_sum: ArrayLike, observations: ArrayLike, parameters: ArrayLike) -> Array:

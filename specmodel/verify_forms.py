@@ -104,8 +104,8 @@ def best_tree_size(probability: ArrayLike, verify_cost: ArrayLike, step_cost: fl
     table, t = np.asarray(probability, dtype=float), np.asarray(verify_cost, dtype=float)
     best = (1, 0, 1.0 / float(t[0]))
     for depth in range(1, len(table) + 1):
-        nodes, _ = grow_tree(table[:depth], len(t))
-        lengths = 1.0 + np.cumsum([value for _, _, value in nodes])
+        nodes = grow_tree(table[:depth], len(t))
+        lengths = 1.0 + np.cumsum([value for _, value in nodes])
         speedup = lengths / (t[1 : len(lengths) + 1] + step_cost * depth)
         i = int(np.argmax(speedup))
         if speedup[i] > best[2]:
