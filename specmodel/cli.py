@@ -34,7 +34,8 @@ exit codes:
   0  answered
   1  answered, but not well enough (no recommendation; beyond --tolerance), or a crash
   2  wrong usage
-  3  an input file is malformed or cannot be read"""
+  3  an input file is malformed or cannot be read
+130  interrupted"""
 
 EXAMPLES = """\
 examples:
@@ -162,11 +163,11 @@ def _run(command: str, words: list[str]) -> int:
         conflict_handler="resolve",
     )
     parser.examples = getattr(module, "EXAMPLES", "").rstrip("\n")
+    module.add_arguments(parser)
     shared = parser.add_argument_group("everywhere")
     shared.add_argument("-q", "--quiet", action="store_true", help="do not talk on standard error")
     shared.add_argument("--no-color", action="store_true", help="no colour; nor where the output is piped")
     shared.add_argument("--version", action="version", version=f"specmodel {_version()}")
-    module.add_arguments(parser)
     args = parser.parse_args(words)
 
     from specmodel.errors import CalibrationError, SpecModelError, UsageError

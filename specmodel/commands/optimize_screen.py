@@ -249,9 +249,10 @@ def _several(
     legend = "● measured   ○ not measured   ┊ plain decoding" + ("   ! extrapolated" if "!" in marks else "")
     grid = Grid(columns=columns, marks=marks, bars=bars, axis=axis_of(bars, "speedup", 1.0), legend=legend)
     items: Items = [("schedule", _schedule_line(step)) for step in steps]
-    if steps:
-        items.append(("", f"it changes only where that brings more than {100 * REGRET_TOLERANCE:g}\xa0%"))
-    items += [("settings", line) for line in comm_lines(steps[0].comm, model.calibration.comm.get(steps[0].comm))]
+    if len(steps) > 1:
+        items.append(("schedule", f"it changes only where that brings more than {100 * REGRET_TOLERANCE:g}\xa0%"))
+    comm = steps[0].comm
+    items += [("settings", line) for line in comm_lines(comm, model.calibration.comm.get(comm))]
     return ["the best for each batch" + ("" if len(settings) > 1 else f", {best[0].comm}"), grid, Entries(items=items)]
 
 
@@ -260,13 +261,14 @@ def _tied_steps(optimum: Optimum) -> str:
 
 
 def _schedule_line(step: ScheduleStep) -> str:
-    return f"batch {_range(step)}: {_step_name(step)}"
+    return f"{_range(step)}: {_step_name(step)}"
 
 
 def _range(step: ScheduleStep) -> str:
     if step.batch_to is None:
-        return "any" if step.batch_from <= 1 else f"{step.batch_from:g} and more"
-    return f"{step.batch_from:g}" if step.batch_to <= step.batch_from else f"{step.batch_from:g} to {step.batch_to:g}"
+        return "every batch" if step.batch_from <= 1 else f"batch {step.batch_from:g} and more"
+    last = f" to {step.batch_to:g}" if step.batch_to > step.batch_from else ""
+    return f"batch {step.batch_from:g}{last}"
 
 
 def _step_name(step: ScheduleStep) -> str:
@@ -317,7 +319,7 @@ def _last(
     good = [optimum for optimum, text in zip(optima, refusals, strict=True) if text is None]
     if not good:
         return f"No recommendation for any batch: {refusals[0]}"
-    plan = "; ".join(f"{_step_name(step).partition(',')[0]} for batch {_range(step)}" for step in steps)
+    plan = "; ".join(f"{_step_name(step).partition(',')[0]} for {_range(step)}" for step in steps)
     comm = f" with {steps[0].comm}" if several else ""
     ends = good[:1] if len(good) == 1 else [good[0], good[-1]]
     speeds = ", ".join(_speed_at(optimum, steps) for optimum in ends)

@@ -61,8 +61,28 @@ def one_thread() -> None:
 
 def write_json(document: Mapping[str, Any]) -> None:
     """Write one JSON object: numbers unrounded, what is not finite as null."""
-    json.dump(_finite(document), sys.stdout, allow_nan=False, indent=2)
-    sys.stdout.write("\n")
+    write(json.dumps(_finite(document), allow_nan=False, indent=2) + "\n")
+
+
+def write(text: str) -> None:
+    """Write to standard output, to its end.
+
+    Raises
+    ------
+    SpecModelError
+        It cannot be written, such as to a full disk. A reader that has gone is a `BrokenPipeError`.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from specmodel.errors import SpecModelError
+
+        # What is still buffered cannot be written at exit either: let it go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SpecModelError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _finite(value: Any) -> Any:
@@ -118,4 +138,4 @@ def write_screen(screen: Screen, on: Page) -> None:
     """Write a screen for people; its last line is never broken, so that ``tail -1`` gives all of it."""
     from specmodel.report import render
 
-    sys.stdout.write(render(screen, on))
+    write(render(screen, on))

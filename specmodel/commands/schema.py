@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+
+from specmodel.commands import output
 
 EXAMPLES = """\
   specmodel schema --example > calib.yaml       a commented starter file
@@ -36,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
         from specmodel import io
 
         text = io.example() if args.example else json.dumps(io.json_schema(), indent=2) + "\n"
-    sys.stdout.write(text)
+    output.write(text)
     return 0

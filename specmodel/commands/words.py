@@ -136,7 +136,8 @@ def doubtful_alone(model: FittedModel, best: Candidate) -> str | None:
     """
     cycles = model.calibration.measurements.cycles
     findings = findings_of(model.calibration)
-    doubtful = {row for finding in findings for row in finding.doubtful}
+    # Where a speedup cannot be, either of the two rows that it compares may be the wrong one.
+    doubtful = {row for finding in findings for row in (finding.row, *finding.doubtful)}
     rows = [
         i
         for i, r in enumerate(cycles)
@@ -150,7 +151,7 @@ def doubtful_alone(model: FittedModel, best: Candidate) -> str | None:
     rests_on = own or rows
     if not rests_on or not doubtful.issuperset(rests_on):
         return None
-    return next(f.text for f in findings if set(f.doubtful) & set(rests_on))
+    return next(f.text for f in findings if {f.row, *f.doubtful} & set(rests_on))
 
 
 def refusal(model: FittedModel, optimum: Optimum, *, extrapolate: bool) -> str | None:
