@@ -317,13 +317,22 @@ def test_a_dense_model_has_no_expert_term() -> None:
     assert not np.any(values.d_verify[[index("logit_expert_share"), index("logit_overlap")]])
 
 
-def test_points_are_taken_in_order() -> None:
-    where = points(np.random.default_rng(4), size=5)
-    taken = where.take(np.array([3, 0, 3]))
-    assert len(where) == 5
-    assert len(taken) == 3
-    for name in where.__slots__:
-        assert np.array_equal(getattr(taken, name), getattr(where, name)[[3, 0, 3]])
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+def test_points_of_any_shapes_broadcast(structure: CostStructure) -> None:
+    rng = np.random.default_rng(4)
+    theta = parameters(rng)
+    steps, batch, comm = np.arange(5.0), np.array([[1.0], [6.0], [17.0]]), np.array([[[0]], [[2]]])
+    grid = one(
+        0, steps=steps, query_tokens=steps + 1.0, sequences=batch, padded_tokens=batch * (steps + 1.0), comm=comm
+    )
+    grid = replace(grid, speculating=(steps > 0).astype(float), verify_eager=np.array([1.0]))
+    flat = {name: np.broadcast_to(getattr(grid, name), (2, 3, 5)).ravel() for name in CostPoints.__slots__}
+    values, expected = cost.cost(theta, grid, structure), cost.cost(theta, CostPoints(**flat), structure)
+    for part in ("verify_ms", "draft_ms", "overhead_ms", "cycle_ms"):
+        assert np.broadcast_to(getattr(values, part), (2, 3, 5)).ravel() == pytest.approx(
+            getattr(expected, part), rel=1e-14
+        )
+    assert len(CostPoints(**flat)) == 30
 
 
 @settings(deadline=None)

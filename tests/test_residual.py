@@ -19,6 +19,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "verify": (residual.verify_covariance, residual.verify_variance),
     "draft": (residual.draft_covariance, residual.draft_variance),
 }
+MEANS: dict[str, Callable[..., Any]] = {"verify": residual.verify_mean, "draft": residual.draft_mean}
 
 
 def points(rng: np.random.Generator, size: int) -> ResidualPoints:
@@ -34,7 +35,6 @@ def points(rng: np.random.Generator, size: int) -> ResidualPoints:
         comm=rng.integers(0, 2, size),
         draft_mode=rng.integers(0, 3, size),
         topk=rng.choice([1.0, 4.0], size),
-        verify_tokens=steps + 1.0,
     )
 
 
@@ -45,7 +45,7 @@ def scales(rng: np.random.Generator) -> Residuals:
 def one(**changes: Any) -> ResidualPoints:
     values: dict[str, Any] = {
         "log_tokens": 1.0, "log_sequences": 0.0, "log_context": 0.0, "log_steps": 0.7, "speculating": 1.0,
-        "comm": 0, "draft_mode": 0, "topk": 1.0, "verify_tokens": 3.0,
+        "comm": 0, "draft_mode": 0, "topk": 1.0,
     }  # fmt: skip
     return ResidualPoints(**{name: np.atleast_1d(value) for name, value in (values | changes).items()})
 
@@ -78,6 +78,49 @@ def test_covariance_of_two_sets_is_a_block_of_that_of_their_union(name: str, see
     block = covariance(left, right, scale)
     assert block.shape == (6, 4)
     assert np.array_equal(block, covariance(both, both, scale)[:6, 6:])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@settings(deadline=None, max_examples=60)
+@given(seed=SEEDS, measured=st.integers(0, 9))
+def test_the_mean_is_the_weighted_covariance(name: str, seed: int, measured: int) -> None:
+    rng = np.random.default_rng(seed)
+    left, right, scale = points(rng, measured), points(rng, 20), scales(rng)
+    weights = rng.normal(size=measured) * rng.integers(0, 2, measured)
+    expected = weights @ KERNELS[name][0](left, right, scale)
+    assert MEANS[name](weights, left, right, scale) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("context", [0.0, 0.7])
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_mean_over_coordinates_that_broadcast(name: str, context: float) -> None:
+    rng = np.random.default_rng(5)
+    left, scale = points(rng, 12), scales(rng)
+    left = replace(left, log_context=context * left.log_context)
+    batch, steps, comm = np.array([1.0, 2.0, 8.0])[:, None], np.arange(6.0), np.array([0, 1])[:, None, None]
+    grid = one(
+        log_tokens=np.log(batch * (steps + 1.0)), log_sequences=np.log(batch), log_steps=np.log(np.maximum(steps, 0.5)),
+        speculating=(steps > 0).astype(float), comm=comm, log_context=np.array([[context]]),
+    )  # fmt: skip
+    flat = ResidualPoints(**{s: np.broadcast_to(getattr(grid, s), (2, 3, 6)).ravel() for s in ResidualPoints.__slots__})
+    weights = rng.normal(size=12)
+    mean = np.broadcast_to(MEANS[name](weights, left, grid, scale), (2, 3, 6)).ravel()
+    assert mean == pytest.approx(weights @ KERNELS[name][0](left, flat, scale), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("repeated", [True, False], ids=["repeated", "distinct"])
+def test_many_points_are_as_few(name: str, repeated: bool) -> None:
+    rng = np.random.default_rng(6)
+    left, right, scale = points(rng, 5), points(rng, 5000), scales(rng)
+    if not repeated:
+        right = replace(right, **{s: rng.uniform(size=5000) for s in ("log_tokens", "log_sequences", "log_steps")})
+    covariance = KERNELS[name][0]
+    whole = covariance(left, right, scale)
+    cut = ResidualPoints(**{s: getattr(right, s)[:3000] for s in ResidualPoints.__slots__})
+    assert whole[:, :3000] == pytest.approx(covariance(left, cut, scale), rel=1e-14)
+    weights = rng.normal(size=5)
+    assert MEANS[name](weights, left, right, scale) == pytest.approx(weights @ whole, rel=1e-11, abs=1e-11)
 
 
 @settings(deadline=None)
