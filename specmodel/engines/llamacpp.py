@@ -139,7 +139,8 @@ class LlamaLog:
 
     def _drafted(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         text = strip_ansi(text)
-        found, request = _DRAFT.match(text), self._open.get(self._key(prefix))
+        # Older builds name slot and task on some lines of a request only.
+        found, request = _DRAFT.match(text), self._open.get(self._key(prefix)) or self._open.get(self._latest)
         if found is None or request is None:
             self.reading.dropped["draft line cut off, or without its request"] += 1
             return

@@ -28,6 +28,7 @@ SPANS = {
 }
 """Names of spans, in SGLang, vLLM, or put there by users, in the words of a cycle."""
 
+_HEADER = re.compile(r"Total (?:Proj )?Time \((?:ns|us|ms|s)\)")
 _UNITS_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _IMPLEMENTATIONS = (
     (re.compile(r"ncclDevKernel_AllReduce|ncclKernel_AllReduce|ncclDevKernel_\w*AllReduce"), "NCCL"),
@@ -41,10 +42,12 @@ _IMPLEMENTATIONS = (
 def nsys(reading: Reading, source: Source, given: Given) -> None:
     """Read `nsys stats --format csv`: kernels by implementation of the all-reduce, and spans projected to the GPU."""
     lines = whole_text(source).splitlines()
-    starts = [
-        i for i, line in enumerate(lines) if line.startswith(("Time (%)", '"Time (%)"')) or "Total Time (" in line
-    ]
+    starts = [i for i, line in enumerate(lines) if _HEADER.search(line)]
+    projected = False
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        # A report's name stands in the line before its header, or in none: then the last one holds.
+        named = [line for line in lines[max(start - 4, 0) : start] if "sum" in line]
+        projected = "gpu_proj" in named[-1] if named else projected
         table = list(csv.reader(io.StringIO("\n".join(lines[start:end]))))
         header = [name.strip() for name in table[0]]
         rows = [dict(zip(header, row, strict=True)) for row in table[1:] if len(row) == len(header)]
@@ -56,7 +59,8 @@ def nsys(reading: Reading, source: Source, given: Given) -> None:
         cut = len([row for row in table[1:] if row and len(row) != len(header)])
         if cut:
             reading.dropped["rows cut off"] += cut
-        if "Style" in header and not any("Proj" in name for name in header):
+        projected = projected or any("Proj" in name for name in header)
+        if "Style" in header and not projected:
             reading.dropped["spans of the CPU side (they are launch times)"] += len(rows)
         elif "Range" in header:
             _projected(reading, rows, header, unit)

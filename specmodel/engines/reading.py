@@ -126,7 +126,7 @@ class Reading:
     def saw(self, about: str, value: Any, where: str, ranks: int | None = None, note: str | None = None) -> None:
         """Add a row of evidence, seen at `where` in the source."""
         row = {"about": about, "value": value, "ranks": ranks, "source": f"{self.source}: {where}", "note": note}
-        self.evidence.append({key: item for key, item in row.items() if item is not None})
+        self.evidence.append({key: item for key, item in row.items() if item not in (None, "")})
 
     def empty(self) -> bool:
         """Whether the source stated nothing that a calibration holds."""

@@ -47,7 +47,7 @@ _JSON: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
 _KEY = re.compile(rb'"([A-Za-z_]\w{0,80})"\s*:')
 _SAMPLE = re.compile(rb"(?m)^(sglang:|vllm:|llamacpp:|trtllm_)[\w:]+(?:\{[^}\n]*\})?\s+[-+]?[\d.]")
 _TABLE = re.compile(rb"(?m)^.{0,200}(?:# *nThread \d|#\s+Rank\s+\d+ .*Pid|redop\s+(?:root\s+)?time)")
-_NSYS = re.compile(rb'(?m)^"?Time \(%\)"?,"?Total (?:Proj )?Time \(')
+_NSYS = re.compile(rb'(?m)^"?(?:Time \(%\)|Range)"?,.{0,40}Total (?:Proj )?Time \(')
 _TRTLLM_YAML = re.compile(rb"(?m)^(?:speculative_config|cuda_graph_config|enable_iter_perf_stats|print_iter_log):")
 _GOLDEN = re.compile(
     rb"(?m)^[\w.\"'/-]+:[ \t]*\r?\n(?:[ \t]*#.*\n)*[ \t]+[\w.\"'-]+:[ \t]*\r?\n[ \t]+[\"']?\d+[\"']?:[ \t]*\d"

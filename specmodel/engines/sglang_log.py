@@ -258,7 +258,7 @@ class SglangLog:
         """Return what the log states; None if it is no log of SGLang."""
         self._fold()
         reading, captures = self.reading, self.captures
-        seen = self._decode_lines[0] or self.args is not None or captures.begun or captures.ended or reading.evidence
+        seen = self._decode_lines[0] or self.args is not None or captures.lines[0] or reading.evidence
         if not seen:
             return None
         if self.args is not None:

@@ -57,6 +57,8 @@ class Source:
     name: str
     head: bytes
     stream: IO[bytes]
+    raw: IO[bytes]
+    """What `stream` decompresses, or `stream` itself."""
     warnings: list[str] = field(default_factory=list)
 
     def blocks(self) -> Iterator[bytes]:
@@ -69,8 +71,9 @@ class Source:
         except _BROKEN as error:
             self.warnings.append(f"the stream ends early ({type(error).__name__}); what came before it is used")
         finally:
-            if self.stream is not sys.stdin.buffer:
+            if self.raw is not sys.stdin.buffer:
                 self.stream.close()
+                self.raw.close()
 
 
 def open_source(path: str) -> Source:
@@ -86,19 +89,29 @@ def open_source(path: str) -> Source:
         if path != "-" and os.path.isdir(path):
             raise failure(name, "a file", "a directory", "name the files in it")
         raw: Any = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        raise failure(name, "an existing file", "no such file", "check the path") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise failure(name, "a readable file", _reason(error), "check the file and its permissions") from None
+    try:
         buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
         magic = buffered.peek(8)[:8]
         kind = next((kind for start, kind in _MAGIC.items() if magic.startswith(start)), None)
         stream = _decompressed(buffered, kind, name)
         head = _read_full(stream, HEAD_BYTES)
-    except FileNotFoundError:
-        raise failure(name, "an existing file", "no such file", "check the path") from None
-    except (*_BROKEN, ValueError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise failure(name, "a readable file", reason, "check the file and its permissions") from None
-    if not head.strip():
-        raise failure(name, "text that an engine printed", "nothing", "check that the log was written there")
-    return Source(name, head, stream)
+        if not head.strip():
+            raise failure(name, "text that an engine printed", "nothing", "check that the log was written there")
+    except _BROKEN as error:
+        raw.close()
+        raise failure(name, "a readable file", _reason(error), "check the file and its permissions") from None
+    except CalibrationError:
+        raw.close()
+        raise
+    return Source(name, head, stream, raw)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__
 
 
 def _decompressed(raw: io.BufferedReader, kind: str | None, name: str) -> IO[bytes]:
