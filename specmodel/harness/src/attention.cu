@@ -1,6 +1,6 @@
 // Split-KV attention of a few new rows per sequence (verification: K + 1) over a long cache, with grouped queries.
 //
-// All query heads that share a KV head are packed with the rows of the sequence into one tile of 16, 32, 64 or 128 matrix rows, so
+// All query heads that share a KV head are packed with the rows of the sequence into one tile of 16, 32, 48, 64 or 128 matrix rows, so
 // that each key and value is read once per tile; the tensor cores (mma.sync) multiply. Keys and values stream
 // through a ring of shared-memory stages by asynchronous copies. With few rows the warps of a block share the rows and divide
 // the tokens of a tile; with many they divide the rows. The cache of a sequence may be split over blocks
@@ -87,7 +87,7 @@ __device__ __forceinline__ std::uint32_t chunk_offset(int row, int chunk) {
 
 // MW warps divide the 16 MW matrix rows, NW warps divide the tokens of each tile.
 template <int D, int MW, int NW, int STAGES>
-__global__ void __launch_bounds__(32 * MW * NW) attend_kernel(Attention a) {
+__global__ void __launch_bounds__(32 * MW * NW, MW * NW <= 6 ? 2 : 1) attend_kernel(Attention a) {
     constexpr int threads = 32 * MW * NW;
     constexpr int chunks = D / 8;
     constexpr int warp_tokens = tile_tokens / NW;
@@ -209,14 +209,14 @@ __global__ void __launch_bounds__(32 * MW * NW) attend_kernel(Attention a) {
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFU, most, 1));
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFU, most, 2));
             const float base = most == -INFINITY ? 0.0F : most * scale;
-            const float shrink = exp2f(peak[half] * scale - base);
+            const float shrink = exp2_fast(peak[half] * scale - base);
             peak[half] = most;
             sum[half] *= shrink;
 #pragma unroll
             for (int t = 0; t < score_tiles; ++t)
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                    score[t][i] = exp2f(score[t][i] * scale - base);
+                    score[t][i] = exp2_fast(score[t][i] * scale - base);
                     sum[half] += score[t][i];
                 }
 #pragma unroll
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(32 * MW * NW) attend_kernel(Attention a) {
 #pragma unroll
             for (int w = 0; w < NW; ++w) {
                 const int from = w * 16 * MW + row;
-                const float weight = exp2f(logs[2 * from] * scale - base);
+                const float weight = exp2_fast(logs[2 * from] * scale - base);
                 sum[half] += weight * logs[2 * from + 1];
 #pragma unroll
                 for (int c = 0; c < chunks; ++c) {
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(128) merge_kernel(Attention a, int result_rows
         const std::size_t from = static_cast<std::size_t>(s) * result_rows + row;
         const float log = a.partial_log[from];
         if (log == -INFINITY) continue;
-        const float weight = exp2f(log - most);
+        const float weight = exp2_fast(log - most);
         total += weight;
 #pragma unroll
         for (int j = 0; j < D / 32; ++j) sums[j] += weight * a.partial[from * D + lane + 32 * j];
@@ -349,6 +349,7 @@ template <int D>
 Variant choose(int tile_rows, bool large_shared) {
     if (tile_rows <= 16) return large_shared ? variant<D, 1, 4, 3>() : variant<D, 1, 4, 2>();
     if (tile_rows <= 32) return large_shared ? variant<D, 2, 2, 3>() : variant<D, 2, 2, 2>();
+    if (tile_rows <= 48) return large_shared ? variant<D, 3, 2, 3>() : variant<D, 3, 2, 2>();
     if (tile_rows <= 64) return large_shared ? variant<D, 4, 1, 3>() : variant<D, 4, 1, 2>();
     return large_shared ? variant<D, 8, 1, 3>() : variant<D, 8, 1, 2>();
 }
@@ -374,7 +375,7 @@ Variant choose(int rows_per_sequence, int heads, int kv_heads, int head_dim) {
 
 void prepare_attention() {
     for (int head_dim : {64, 128})
-        for (int rows : {16, 32, 64, 128}) {
+        for (int rows : {16, 32, 48, 64, 128}) {
             const Variant v = choose(rows, 1, 1, head_dim);
             CUDA_CHECK(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(v.shared_bytes)));
         }

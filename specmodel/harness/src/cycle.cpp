@@ -19,7 +19,7 @@ public:
 
     // Takes in what was accepted: history, end of sequence, next positions. A sequence that leaves the window starts again
     // at its lower end, as a new request would take the place of a finished one.
-    void decide() {
+    void decide(bool count) {
         for (int s = 0; s < batch_; ++s) {
             const int emitted = b_.result_host[2 * s];
             const int next = b_.result_host[2 * s + 1];
@@ -31,14 +31,10 @@ public:
                 tokens.clear();
             }
             b_.lengths_host[s] = length;
+            if (!count) continue;
             emitted_ += emitted;
             for (int k = 0; k + 1 < emitted; ++k) counts_[static_cast<std::size_t>(k)] += 1;
         }
-    }
-
-    void reset_counts() {
-        emitted_ = 0;
-        std::fill(counts_.begin(), counts_.end(), 0.0);
     }
 
     double emitted() const { return emitted_; }
@@ -54,6 +50,21 @@ private:
     std::vector<std::vector<int>> history_;
 };
 
+Json rounded(std::vector<std::vector<double>> ranks) {
+    for (auto& rank : ranks)
+        for (double& clock : rank) clock = std::round(clock);
+    return to_json(ranks);
+}
+
+double median_clock(const std::vector<std::vector<double>>& ranks) {
+    std::vector<double> known;
+    for (const auto& rank : ranks)
+        for (double clock : rank)
+            if (clock > 0) known.push_back(std::round(clock));
+    std::sort(known.begin(), known.end());
+    return quantile(known, 0.5);
+}
+
 }  // namespace
 
 Json measure_cycle(Bench& b, const Point& p) {
@@ -63,51 +74,67 @@ Json measure_cycle(Bench& b, const Point& p) {
     Verifier verify(b, p.batch, p.num_steps + 1, p.context_tokens, p.verify_cuda_graph, Part::all);
     Sequences sequences(b, p.batch, p.context_tokens, p.num_steps);
     const auto batch = static_cast<std::size_t>(p.batch);
+    // Bursts of cycles back to back, with a look at the power between them. The first of a burst starts on an idle GPU and is
+    // not counted; the mean clock of a burst is the clock of its cycles.
+    constexpr int longest_burst = 50;
+    constexpr double burst_ms = 120;
     std::vector<double> cycle_ms;
     std::vector<double> busy_ms;
-    double last_ms = 0;
-    const Stopwatch watch;
-    // Chunks, so that the ranks can agree to stop early, and so that few events are alive at once.
-    constexpr int chunk = 50;
-    std::vector<Event> begins(chunk);
-    std::vector<Event> ends(chunk);
-    const int warmup = std::max(10, p.limits.warmup_samples);
-    const State before = b.device.state();
-    bool early = false;
+    std::vector<double> clock_mhz;
+    std::vector<Event> begins(longest_burst + 1);
+    std::vector<Event> ends(longest_burst + 1);
     std::uint64_t number = 0;
-    for (int done = -warmup; done < p.cycles && !early;) {
-        const int count = done < 0 ? warmup : std::min(chunk, p.cycles - done);
+    auto run_burst = [&](int count, bool keep) {
         CUDA_CHECK(cudaStreamSynchronize(stream));
         b.group.barrier();
+        b.device.stamp(0);
+        CUDA_CHECK(cudaStreamSynchronize(stream));
         Stopwatch since;
-        last_ms = 0;
-        for (int i = 0; i < count; ++i, ++number) {
+        for (int i = 0; i <= count; ++i, ++number) {
+            const auto slot = static_cast<std::size_t>(i);
             CUDA_CHECK(cudaMemcpyAsync(b.lengths, b.lengths_host, batch * sizeof(int), cudaMemcpyHostToDevice, stream));
-            auto& begin = begins[static_cast<std::size_t>(i % chunk)];
-            auto& end = ends[static_cast<std::size_t>(i % chunk)];
-            begin.record(stream);
+            begins[slot].record(stream);
             if (draft) draft->enqueue();
             verify.enqueue();
             verify.queue_accept(number);
-            end.record(stream);
+            ends[slot].record(stream);
             CUDA_CHECK(cudaMemcpyAsync(b.result_host, b.result, 2 * batch * sizeof(int), cudaMemcpyDeviceToHost, stream));
             CUDA_CHECK(cudaStreamSynchronize(stream));
-            sequences.decide();
-            const double now = since.ms();
-            if (done >= 0) cycle_ms.push_back(now - last_ms);
-            last_ms = now;
+            sequences.decide(keep && i > 0);
+            if (keep && i > 0) cycle_ms.push_back(since.ms());
+            since.restart();
         }
-        for (int i = 0; i < count && done >= 0; ++i) busy_ms.push_back(between_ms(begins[static_cast<std::size_t>(i)], ends[static_cast<std::size_t>(i)]));
-        if (done < 0) sequences.reset_counts();
-        done = std::max(done, 0) + (done < 0 ? 0 : count);
-        early = b.group.decide(done >= 200 && watch.ms() > p.limits.max_ms);
+        b.device.stamp(1);
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        for (int i = 1; i <= count && keep; ++i) {
+            busy_ms.push_back(between_ms(begins[static_cast<std::size_t>(i)], ends[static_cast<std::size_t>(i)]));
+            clock_mhz.push_back(b.device.clock_mhz());
+        }
+    };
+    const State before = b.device.state();
+    const Stopwatch warming;
+    const int warmup = std::clamp(p.limits.warmup_samples, 5, longest_burst);
+    run_burst(warmup, false);
+    double each_ms = warming.ms() / (warmup + 1);
+    b.group.broadcast(&each_ms, sizeof each_ms);
+    const int burst = std::clamp(static_cast<int>(burst_ms / each_ms), 4, longest_burst);
+    const Stopwatch watch;
+    for (int done = 0; done < p.cycles; done += burst) {
+        b.device.pace(p.limits.power_share);
+        run_burst(std::min(burst, p.cycles - done), true);
+        if (b.group.decide(done >= 200 && watch.ms() > p.limits.max_ms)) break;
     }
     const State after = b.device.state();
     const auto all_cycle = b.group.gather(cycle_ms);
     const auto all_busy = b.group.gather(busy_ms);
-    const Summary cycle = summarize(max_over_ranks(all_cycle));
-    const Summary busy = summarize(max_over_ranks(all_busy));
-    const double sequences_cycles = static_cast<double>(cycle.samples * batch);
+    const auto all_clocks = b.group.gather(clock_mhz);
+    const std::vector<char> keep = keep_by_clock(all_clocks, cycle_ms.size());
+    const Summary cycle = summarize(kept(max_over_ranks(all_cycle), keep));
+    const Summary busy = summarize(kept(max_over_ranks(all_busy), keep));
+    // Acceptance of all cycles, speed of those at full clock: what is accepted does not depend on the clock.
+    const double sequences_cycles = static_cast<double>(cycle_ms.size() * batch);
+    const double acceptance_length = sequences.emitted() / sequences_cycles;
+    const double mean_ms = cycle.total / static_cast<double>(cycle.samples);
 
     Work work = verify.work();
     if (draft) {
@@ -124,9 +151,11 @@ Json measure_cycle(Bench& b, const Point& p) {
     j.is_precise = precise(cycle, p.limits);
     j.median_ms = cycle.median;
     j.bound_ms = bound;
+    j.dropped_share = 1 - static_cast<double>(cycle.samples) / static_cast<double>(cycle_ms.size());
     const Disposition d = judge(j);
     Json::Array reasons;
     if (d == Disposition::wrong) reasons.emplace_back("the captured pass does not repeat the direct one, a result is not finite, or a matrix product is off");
+    if (d == Disposition::throttled) reasons.emplace_back(Json(cycle_ms.size() - cycle.samples).dump() + " cycles ran under 97 % of the median SM clock");
     if (d == Disposition::noisy) reasons.emplace_back("the half-width of the median was not reached");
     if (d == Disposition::impossible) reasons.emplace_back("faster than the roofline bound of " + Json(bound).dump() + " ms");
 
@@ -134,12 +163,13 @@ Json measure_cycle(Bench& b, const Point& p) {
     record.set("disposition", name_of(d)).set("reasons", Json(reasons));
     record.set("work", Json().set("flops", work.flops).set("weight_bytes", work.weight_bytes).set("kv_bytes", work.kv_bytes).set("comm_bytes", work.comm_bytes)
                            .set("kernels", verify.kernels() + (draft ? draft->kernels() : 0)).set("experts_touched", verify.experts_touched()).set("bound_ms", bound));
-    record.set("samples", Json().set("cycle_ms", to_json(all_cycle)).set("gpu_busy_ms", to_json(all_busy)));
+    record.set("samples", Json().set("cycle_ms", to_json(all_cycle)).set("gpu_busy_ms", to_json(all_busy)).set("sm_clock_mhz", rounded(all_clocks)));
+    record.set("dropped", Json().set("clock", cycle_ms.size() - cycle.samples));
     record.set("summary", Json().set("cycle_ms", to_json(cycle)).set("gpu_busy_ms", to_json(busy)));
-    record.set("cycles", cycle.samples).set("tokens_emitted", sequences.emitted()).set("accepted_per_position", Json::numbers(sequences.counts()));
-    record.set("drafts", sequences_cycles).set("acceptance_length", sequences.emitted() / sequences_cycles);
-    record.set("tok_s", 1000.0 * sequences.emitted() / cycle.total).set("total_ms", cycle.total).set("gap_ms", cycle.median - busy.median);
-    record.set("clocks", Json().set("before_mhz", before.sm_clock_mhz).set("after_mhz", after.sm_clock_mhz)
+    record.set("cycles", cycle_ms.size()).set("tokens_emitted", sequences.emitted()).set("accepted_per_position", Json::numbers(sequences.counts()));
+    record.set("drafts", sequences_cycles).set("acceptance_length", acceptance_length);
+    record.set("tok_s", 1000.0 * static_cast<double>(batch) * acceptance_length / mean_ms).set("total_ms", cycle.total).set("gap_ms", cycle.median - busy.median);
+    record.set("clocks", Json().set("median_mhz", median_clock(all_clocks))
                              .set("reasons_before", static_cast<double>(before.reasons)).set("reasons_after", static_cast<double>(after.reasons))
                              .set("temperature_before", before.temperature).set("temperature_after", after.temperature)
                              .set("power_w_before", before.power_w).set("power_w_after", after.power_w));

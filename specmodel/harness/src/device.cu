@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "device.hpp"
 
@@ -67,6 +68,7 @@ struct Device::Nvml {
     int (*clock)(Handle, unsigned, unsigned*) = nullptr;
     int (*temperature)(Handle, unsigned, unsigned*) = nullptr;
     int (*power)(Handle, unsigned*) = nullptr;
+    int (*power_limit)(Handle, unsigned*) = nullptr;
     int (*reasons)(Handle, unsigned long long*) = nullptr;
     int (*driver)(char*, unsigned) = nullptr;
     int (*mig)(Handle, unsigned*, unsigned*) = nullptr;
@@ -91,6 +93,7 @@ struct Device::Nvml {
         n->find(n->clock, "nvmlDeviceGetClockInfo");
         n->find(n->temperature, "nvmlDeviceGetTemperature");
         n->find(n->power, "nvmlDeviceGetPowerUsage");
+        n->find(n->power_limit, "nvmlDeviceGetEnforcedPowerLimit");
         n->find(n->reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
         n->find(n->driver, "nvmlSystemGetDriverVersion");
         n->find(n->mig, "nvmlDeviceGetMigMode");
@@ -117,8 +120,8 @@ Device::Device(int index, HostGroup& group) : group_(group), index_(index) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) throw Refused("no CUDA GPU is visible");
     if (index >= count) throw Refused("GPU " + std::to_string(index) + " was asked for, " + std::to_string(count) + " are visible");
+    CUDA_CHECK(cudaInitDevice(index, cudaDeviceScheduleSpin | cudaDeviceMapHost, cudaInitDeviceFlagsAreValid));
     CUDA_CHECK(cudaSetDevice(index));
-    CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleSpin | cudaDeviceMapHost));
     CUDA_CHECK(cudaGetDeviceProperties(&properties_, index));
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaCtxResetPersistingL2Cache());
@@ -215,6 +218,20 @@ State Device::state() const {
     if (nvml_->power && nvml_->power(nvml_->device, &value) == 0) s.power_w = value / 1000.0;
     if (nvml_->reasons && nvml_->reasons(nvml_->device, &bits) == 0) s.reasons = bits;
     return s;
+}
+
+void Device::pace(double share) {
+    constexpr double use_ms = 50;
+    constexpr double most_ms = 2000;
+    unsigned limit_mw = 0;
+    if (share <= 0 || !nvml_ || !nvml_->power || since_pace_.ms() < use_ms) return;
+    if (!nvml_->power_limit || nvml_->power_limit(nvml_->device, &limit_mw) != 0) return;
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    const Stopwatch waiting;
+    unsigned power_mw = 0;
+    while (nvml_->power(nvml_->device, &power_mw) == 0 && power_mw > share * limit_mw && waiting.ms() < most_ms)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    since_pace_.restart();
 }
 
 int Device::other_processes() const {

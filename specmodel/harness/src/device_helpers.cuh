@@ -32,6 +32,12 @@ __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0F + __expf(-x)); }
 
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFFU, value, offset);

@@ -71,8 +71,9 @@ private:
 
     std::vector<cublasLtMatmulAlgo_t> candidates(const Layouts& layouts);
     bool usable(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts);
+    // Upper quartile of `replays` replays of a graph of products: an algorithm that is fast only now and then does not win.
     double time_ms(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, bf16* y,
-                   const std::vector<const bf16*>& weights, int repeats);
+                   const std::vector<const bf16*>& weights, int repeats, int replays);
     void launch(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, const bf16* w, bf16* y, cudaStream_t stream);
     void read_cache();
     void write_cache(const GemmShape& shape, const cublasLtMatmulAlgo_t& algorithm);

@@ -107,6 +107,7 @@ Limits read_limits(const Json* object, Limits l, const std::string& where) {
     l.warmup_samples = r.integer("warmup_samples", l.warmup_samples, 1, false, 1000);
     l.warmup_ms = r.number("warmup_ms", l.warmup_ms, 0, most);
     l.timeout_ms = r.number("timeout_ms", l.timeout_ms, 1, most);
+    l.power_share = r.number("power_share", l.power_share, 0, 1);
     r.finish();
     return l;
 }

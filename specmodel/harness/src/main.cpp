@@ -40,15 +40,16 @@ constexpr const char* usage =
     "specmodel-harness run --job FILE --output FILE [--rank R --world N --rendezvous DIR]\n"
     "specmodel-harness selftest --output FILE [--device D] [--nccl-library FILE] [--rank R --world N --rendezvous DIR]\n"
     "specmodel-harness check [--device D]\n"
+    "specmodel-harness products --shapes ROWSxOUTERxINNER,... [--device D]\n"
     "specmodel-harness version\n";
 
 Arguments parse_arguments(int count, char** words) {
     static const std::map<std::string, std::string> allowed{
-        {"run", " job output rank world rendezvous "}, {"selftest", " output device nccl-library rank world rendezvous "}, {"check", " device "}, {"version", " "}};
+        {"run", " job output rank world rendezvous "}, {"selftest", " output device nccl-library rank world rendezvous "}, {"check", " device "}, {"products", " device shapes "}, {"version", " "}};
     Arguments a;
     a.command = count > 1 ? words[1] : "";
     const auto known = allowed.find(a.command);
-    if (known == allowed.end()) throw UsageError("the first word must be run, selftest, check or version");
+    if (known == allowed.end()) throw UsageError("the first word must be run, selftest, check, products or version");
     for (int i = 2; i < count; i += 2) {
         const std::string word = words[i];
         const std::string name = word.rfind("--", 0) == 0 ? word.substr(2) : "";
@@ -193,9 +194,29 @@ int run_selftest(const Arguments& a, const std::string& self) {
     return selftest(device, group, comm.get(), self, [&](const Json& record) { output.write(record); });
 }
 
+// One line of JSON for each shape: times of a single matrix product, to compare with another program's.
+int run_products(const Arguments& a) {
+    HostGroup group(0, 1, "", 60000);
+    Device device(a.integer("device", 0), group);
+    warm_up(device, 1000);
+    std::istringstream list(a.required("shapes"));
+    std::string item;
+    while (std::getline(list, item, ',')) {
+        GemmShape s;
+        char more = 0;
+        if (std::sscanf(item.c_str(), "%dx%dx%d%c", &s.rows, &s.outer, &s.inner, &more) != 3 || s.rows < 1 || s.outer < 8 || s.inner < 8)
+            throw UsageError("--shapes takes ROWSxOUTERxINNER, not " + item);
+        const ProductTimes t = product_ms(device, s);
+        std::printf("%s\n", Json().set("rows", s.rows).set("outer", s.outer).set("inner", s.inner).set("tuned_ms", t.tuned.median).set("first_choice_ms", t.first.median)
+                                    .set("tuned", to_json(t.tuned)).set("first_choice", to_json(t.first)).dump().c_str());
+    }
+    return 0;
+}
+
 int dispatch(const Arguments& a, const std::string& self) {
     if (a.command == "run") return run(a);
     if (a.command == "selftest") return run_selftest(a, self);
+    if (a.command == "products") return run_products(a);
     if (a.command == "version") {
         std::printf("%s\n", version_facts().dump().c_str());
         return 0;

@@ -17,13 +17,15 @@ __global__ void read_kernel(float* out, const uint4* in, std::size_t vectors) {
     if (sum == 0x12345678U) *out = 1;  // keeps the loads; random data will not meet it
 }
 
-// Median time of what `enqueue` queues, gated; `before` is queued untimed.
+// Times of what `enqueue` queues, gated, each divided by `repeats`; `before` is queued untimed.
 template <typename Enqueue, typename Before>
-double median_ms(Device& device, int samples, Enqueue&& enqueue, Before&& before) {
+Summary times_of(Device& device, int samples, Enqueue&& enqueue, Before&& before, double repeats = 1) {
     Event first;
     Event last;
     std::vector<double> times;
+    enqueue();  // once without a gate: a kernel that is loaded at its first launch could wait for the gate's for ever
     for (int i = 0; i < samples + 3; ++i) {
+        device.pace(0.85);
         before();
         device.close_gate();
         first.record(device.stream());
@@ -31,9 +33,14 @@ double median_ms(Device& device, int samples, Enqueue&& enqueue, Before&& before
         last.record(device.stream());
         device.open_gate();
         CUDA_CHECK(cudaStreamSynchronize(device.stream()));
-        if (i >= 3) times.push_back(between_ms(first, last));
+        if (i >= 3) times.push_back(between_ms(first, last) / repeats);
     }
-    return summarize(times).median;
+    return summarize(times);
+}
+
+template <typename Enqueue, typename Before>
+double median_ms(Device& device, int samples, Enqueue&& enqueue, Before&& before) {
+    return times_of(device, samples, enqueue, before).median;
 }
 
 void nothing() {}
@@ -51,8 +58,6 @@ double copy_bytes_per_ms(Device& device, std::size_t bytes) {
     auto* from = random(arena, bytes / 2, 1.0F, device);
     auto* to = arena.array<bf16>(bytes / 2);
     auto copy = [&] { CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.stream())); };
-    copy();
-    CUDA_CHECK(cudaStreamSynchronize(device.stream()));
     return 2.0 * static_cast<double>(bytes) / median_ms(device, 12, copy, nothing);
 }
 
@@ -149,6 +154,30 @@ double event_pair_ms(Device& device) {
 double empty_graph_ms(Device& device) {
     const Graph graph = Graph::capture(device.stream(), [&] { device.empty_kernel(); });
     return median_ms(device, 100, [&] { graph.launch(device.stream()); }, nothing);
+}
+
+ProductTimes product_ms(Device& device, const GemmShape& shape) {
+    Arena arena;
+    const std::size_t weights = static_cast<std::size_t>(shape.outer) * shape.inner;
+    const std::size_t copies = std::clamp<std::size_t>(5 * device.l2_bytes() / (2 * weights) + 1, 3, 64);
+    auto* x = random(arena, static_cast<std::size_t>(shape.rows) * shape.inner, 1.0F, device);
+    auto* y = arena.array<bf16>(static_cast<std::size_t>(shape.rows) * shape.outer);
+    std::vector<const bf16*> w;
+    for (std::size_t i = 0; i < copies; ++i) w.push_back(random(arena, weights, 0.02F, device));
+    Gemm gemm(device.stream(), GemmOptions{});
+    gemm.prepare(shape, x, y, w);
+    ProductTimes times;
+    for (bool first : {false, true}) {
+        gemm.use_first_choice(first);
+        auto all = [&] {
+            for (const bf16* weight : w) gemm.run(shape, x, weight, y, device.stream());
+        };
+        all();
+        const Graph graph = Graph::capture(device.stream(), all);
+        const Summary s = times_of(device, 40, [&] { graph.launch(device.stream()); }, nothing, static_cast<double>(copies));
+        (first ? times.first : times.tuned) = s;
+    }
+    return times;
 }
 
 void warm_up(Device& device, double ms) {

@@ -14,6 +14,12 @@ double expert_bytes_per_ms(Device& device, int rows);
 double read_ms(Device& device, std::size_t bytes, bool flushed);
 double event_pair_ms(Device& device);
 double empty_graph_ms(Device& device);
+struct ProductTimes {
+    Summary tuned;                        // with the measured choice of algorithm
+    Summary first;                        // with the library's first choice
+};
+// One product of that shape with cold weights: as many copies in turn as exceed the L2 cache five times.
+ProductTimes product_ms(Device& device, const GemmShape& shape);
 // Loads the GPU steadily, so that its clocks have risen before the first sample.
 void warm_up(Device& device, double ms);
 
