@@ -26,10 +26,10 @@ _HOME = {
     "loads": "io",
     "fit": "fit",
     "FittedModel": "model",
-    "Prediction": "model",
-    "Optimum": "decide",
+    "Prediction": "prediction",
+    "Optimum": "optimum",
     "optimize": "decide",
-    "schedule": "decide",
+    "schedule": "schedule",
     "cross_validate": "validate",
     "validate": "validate",
 }

@@ -52,14 +52,14 @@ def sigmoid(x: ArrayLike) -> Array:
 
 def survival_from_conditional(conditional: ArrayLike) -> Array:
     """Survival curve of conditional acceptances along the last axis: the running product."""
-    return np.cumprod(np.asarray(conditional, dtype=float), axis=-1)
+    return np.asarray(np.cumprod(np.asarray(conditional, dtype=float), axis=-1))
 
 
 def conditional_from_survival(survival: ArrayLike) -> Array:
     """Conditional acceptances of a survival curve along the last axis; 0 where nothing survives."""
     s = np.asarray(survival, dtype=float)
     before = np.concatenate([np.ones_like(s[..., :1]), s[..., :-1]], axis=-1)
-    return np.divide(s, before, out=np.zeros_like(s), where=before > 0)
+    return np.asarray(np.divide(s, before, out=np.zeros_like(s), where=before > 0))
 
 
 def acceptance_length(survival: ArrayLike) -> Array:

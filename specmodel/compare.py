@@ -16,9 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specmodel.decide import Candidate, optimize
+from specmodel.decide import optimize
 from specmodel.measured import default_context
-from specmodel.model import FittedModel, Term
+from specmodel.model import FittedModel
+from specmodel.optimum import Candidate
+from specmodel.prediction import Term
 
 __all__ = ["Change", "Comparison", "ConfigurationChange", "TermChange", "compare"]
 

@@ -103,7 +103,10 @@ class CostStructure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostPoints:
-    """Configurations as arrays of one length N; sequences and tokens are those of one data-parallel rank."""
+    """Configurations as arrays that broadcast against each other; sequences and tokens are those of one rank.
+
+    For derivatives all must have the one shape (N,).
+    """
 
     steps: Array
     """Draft passes of one cycle."""
@@ -129,10 +132,6 @@ class CostPoints:
 
     def __len__(self) -> int:
         return int(self.steps.shape[0])
-
-    def take(self, index: NDArray[np.intp]) -> CostPoints:
-        """The points at `index`, in that order."""
-        return CostPoints(**{name: getattr(self, name)[index] for name in self.__slots__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +180,7 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
     n, b, on = points.padded_tokens, points.sequences, points.speculating
     multi = points.query_tokens > 1
 
-    pass_ms = np.exp(p["log_pass_ms"])
+    pass_ms = float(np.exp(p["log_pass_ms"]))
     moe = structure.num_experts > 0
     rho = _sigmoid(p["logit_expert_share"]) if moe else 0.0
     tax = np.exp(p["tax"] * on)
@@ -189,8 +188,8 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
     touched, d_touched_overlap = _experts(p["logit_overlap"], points, structure)
     weights = dense + rho * touched
     knee = n * np.exp(-p["log_knee_tokens"])
-    weights4, knee4 = weights**4, knee**4
-    roof = (weights4 + knee4) ** 0.25
+    weights4, knee4 = np.square(np.square(weights)), np.square(np.square(knee))
+    roof = np.sqrt(np.sqrt(weights4 + knee4))
     tokens = np.exp(p["log_token"]) * (n - 1.0)
     kv = np.exp(p["log_kv"]) * b * points.context_ratio * np.exp(p["kv_multi"] * multi)
     comm_base = np.exp(per_comm[:, 0])[points.comm]
@@ -263,7 +262,7 @@ def _experts(logit_overlap: float, points: CostPoints, structure: CostStructure)
     ``1 - overlap`` of a token (the one-parameter form of theory on adjacent-token overlap).
     """
     if structure.num_experts == 0:
-        zero = np.zeros(len(points))
+        zero = np.zeros(())
         return zero, zero
     E, k = structure.num_experts, structure.experts_per_token
     overlap = _sigmoid(logit_overlap)
@@ -273,5 +272,5 @@ def _experts(logit_overlap: float, points: CostPoints, structure: CostStructure)
     reference = float(distinct_experts(structure.reference_tokens, E, k))
     touched = distinct_experts(t, E, k) / reference
     rate = np.log1p(-k / E) if k < E else -np.inf
-    d_touched_t = np.zeros(len(points)) if k >= E else -E * rate * np.exp(t * rate) / reference
+    d_touched_t = np.zeros(()) if k >= E else -E * rate * np.exp(t * rate) / reference
     return touched, -d_touched_t * extra * overlap * (1.0 - overlap)

@@ -1,120 +1,27 @@
-"""The decision: the best configuration, its ties, how probable and how costly a mistake is, and what to measure next."""
+"""The decision: the best configuration, its ties, how costly a mistake would be, and what to measure next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specmodel.errors import UsageError
 from specmodel.measured import default_context
-from specmodel.model import FittedModel, Prediction
+from specmodel.model import FittedModel
+from specmodel.optimum import Candidate, Ceiling, NextMeasurement, Objective, Optimum, Plain
+from specmodel.prediction import Prediction
 
-__all__ = ["Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "ScheduleStep", "optimize", "schedule"]
+__all__ = ["Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "optimize"]
 
 Array = NDArray[np.float64]
-Objective = Literal["tok_s", "tpot_ms", "goodput"]
 DRAWS = 2000
 TIE_PROBABILITY = 0.25
 REGRET_TOLERANCE = 0.005
 WORTH_MEASURING = 0.002
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One configuration: what is predicted of it and how good it is among the others."""
-
-    num_steps: int
-    num_draft_tokens: int
-    topk: int
-    comm: str
-    batch: float
-    tok_s: float
-    tok_s_interval: tuple[float, float]
-    tpot_ms: float
-    cycle_ms: float
-    verify_ms: float
-    draft_ms: float
-    overhead_ms: float
-    acceptance_length: float
-    speedup: float
-    probability_best: float
-    expected_regret: float
-    """Expected loss against the best candidate, as a fraction of this one's tok_s."""
-    extrapolated: bool
-    measured: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plain:
-    """Plain decoding that speedups are over."""
-
-    comm: str
-    tok_s: float
-    tok_s_interval: tuple[float, float]
-    measured: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ceiling:
-    """The most that perfecting one lever could bring at the chosen steps, with a 90 % interval."""
-
-    speedup: float
-    interval: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextMeasurement:
-    """The measurement whose result is expected to bring most."""
-
-    kind: Literal["cycles", "verify", "draft", "allreduce", "acceptance"]
-    row: dict[str, Any]
-    reason: str
-    gain_tok_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleStep:
-    """What to run for batches from `batch_from` to `batch_to` (None: any larger one)."""
-
-    batch_from: float
-    batch_to: float | None
-    num_steps: int
-    topk: int
-    num_draft_tokens: int
-    comm: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimum:
-    """The answer for one batch (or one distribution of batches)."""
-
-    batch: float
-    best: Candidate
-    ties: tuple[Candidate, ...]
-    table: tuple[Candidate, ...]
-    plain: Plain
-    ceilings: dict[str, Ceiling]
-    measure_next: NextMeasurement | None
-    stop_reason: str
-    """Why nothing is to be measured, empty where something is."""
-    unmeasured: tuple[str, ...]
-    """What the answer rests on without a measurement, in words."""
-    warnings: tuple[str, ...]
-    objective: Objective = "tok_s"
-
-    @property
-    def probability_best(self) -> float:
-        """Probability that no other candidate of the call is faster than the chosen one."""
-        return self.best.probability_best
-
-    @property
-    def expected_regret(self) -> float:
-        """Expected loss of the chosen one against the best, as a fraction of its tok_s."""
-        return self.best.expected_regret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +94,7 @@ def optimize(
     if objective == "goodput" and max_tpot_ms is None:
         raise UsageError("objective goodput needs max_tpot_ms: the time per token that counts as good")
     shares = _batches(model, batch)
-    names = (
-        model.deployment.structure.comm_names if comm is None else (comm,) if isinstance(comm, str) else tuple(comm)
-    )
+    names = model.deployment.structure.comm_names if comm is None else (comm,) if isinstance(comm, str) else tuple(comm)
     for name in names:
         model.comm_index(name)
     longest = max(10, model.measured.largest_steps) if max_steps is None else max_steps
@@ -202,7 +107,14 @@ def optimize(
         "verify_cuda_graph": verify_cuda_graph,
     }
     fields = {
-        b: _candidates(model, b, names, shapes, default_context(model.calibration, b) if context_tokens is None else context_tokens, options)
+        b: _candidates(
+            model,
+            b,
+            names,
+            shapes,
+            default_context(model.calibration, b) if context_tokens is None else context_tokens,
+            options,
+        )
         for b in shares
     }
     main = max(shares, key=lambda b: (shares[b], -b))
@@ -217,11 +129,7 @@ def optimize(
     context = default_context(model.calibration, main) if context_tokens is None else context_tokens
     workloads = tuple(model.layout.workloads[i] for i in model.mixture(workload)[0])
     measured = np.array(
-        [
-            model.measured.has_speed(shapes[i], main, c, context, workloads)
-            for c in names
-            for i in range(len(shapes))
-        ]
+        [model.measured.has_speed(shapes[i], main, c, context, workloads) for c in names for i in range(len(shapes))]
     )
     probability, regret = _judge(score, allowed)
     best = _choose(here, regret, allowed, measured)
@@ -289,9 +197,8 @@ def _candidates(
         for name in names
     }
     rows = [(name, i) for name in names for i in range(len(shapes))]
-    draws = model.draws(
-        K, batch, tuple(names), topk, tokens, context, DRAWS, **options
-    )
+    request, _ = model.request(K, batch, tuple(names), topk, tokens, context, **options)
+    draws = model.draws(request, DRAWS)
     return _Field(
         shapes=shapes * len(names),
         comms=[name for name in names for _ in shapes],
@@ -467,7 +374,7 @@ def _ceilings(
     """Amdahl ceilings at the chosen steps: 1 / (1 - share) for draft and verify, (K + 1) / E[N] for acceptance."""
     place = (batch, chosen.comm, chosen.topk, chosen.num_draft_tokens, context)
     most = min(chosen.num_steps + 1, chosen.num_draft_tokens)
-    out = {}
+    out: dict[str, Ceiling] = {}
     for name in ("draft", "verify"):
         if name == "draft" and chosen.num_steps == 0:
             out[name] = Ceiling(speedup=1.0, interval=(1.0, 1.0))
@@ -478,58 +385,3 @@ def _ceilings(
     length, low, high = model.interval_of("acceptance_length", chosen.num_steps, *place, **options)
     out["acceptance"] = Ceiling(speedup=most / length, interval=(max(most / high, 1.0), most / low))
     return out
-
-
-def schedule(optima: Sequence[Optimum]) -> tuple[ScheduleStep, ...]:
-    """One step count for each range of batches, under one communication setting.
-
-    An engine cannot change its communication setting while it runs, so the one that loses least over all batches is
-    taken; going up in batch, a decision is kept while it costs less than 0.5 % (hysteresis), since every change of
-    step count costs a graph switch.
-
-    Parameters
-    ----------
-    optima : sequence of Optimum
-        Answers for several batches, from the same candidates.
-    """
-    ordered = sorted(optima, key=lambda o: o.batch)
-    if not ordered:
-        return ()
-    comms = dict.fromkeys(c.comm for c in ordered[0].table)
-
-    def loss(optimum: Optimum, comm: str) -> float:
-        own = [c.tok_s for c in optimum.table if c.comm == comm]
-        return float(np.log(max(c.tok_s for c in optimum.table) / max(own)))
-
-    comm = min(comms, key=lambda name: sum(loss(o, name) for o in ordered))
-    steps: list[ScheduleStep] = []
-    for o in ordered:
-        table = [c for c in o.table if c.comm == comm and not c.extrapolated] or [c for c in o.table if c.comm == comm]
-        best = o.best if o.best.comm == comm and not o.best.extrapolated else max(table, key=lambda c: c.tok_s)
-        if steps:
-            held = (steps[-1].num_steps, steps[-1].topk, steps[-1].num_draft_tokens)
-            same = [c for c in table if (c.num_steps, c.topk, c.num_draft_tokens) == held]
-            if same and same[0].tok_s >= (1.0 - REGRET_TOLERANCE) * best.tok_s:
-                continue
-            # The change lies somewhere between two measured batches; the geometric middle is as good as any.
-            edge = float(np.floor(np.sqrt(_previous(ordered, o) * o.batch)))
-            edge = min(max(edge, _previous(ordered, o)), o.batch - 1.0)
-            steps[-1] = replace(steps[-1], batch_to=edge)
-            start = edge + 1.0
-        else:
-            start = 1.0
-        steps.append(
-            ScheduleStep(
-                batch_from=start,
-                batch_to=None,
-                num_steps=best.num_steps,
-                topk=best.topk,
-                num_draft_tokens=best.num_draft_tokens,
-                comm=comm,
-            )
-        )
-    return tuple(steps)
-
-
-def _previous(ordered: list[Optimum], here: Optimum) -> float:
-    return ordered[ordered.index(here) - 1].batch

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +12,16 @@ from specmodel.calibration import Calibration
 from specmodel.cost import CostPoints, CostStructure
 from specmodel.residual import ResidualPoints
 
-__all__ = ["AllreduceCurve", "Deployment", "Settings", "deployment_of"]
+__all__ = [
+    "AllreduceCurve",
+    "Deployment",
+    "Settings",
+    "as_settings",
+    "deployment_of",
+    "draft_mode_of",
+    "flattened",
+    "part_of",
+]
 
 Array = NDArray[np.float64]
 MODES = {"step": 0, "cycle": 1, None: 0}
@@ -38,7 +48,7 @@ class AllreduceCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Configurations of whole ranks together, as arrays that broadcast: what a user varies."""
+    """Configurations as arrays that broadcast against each other: what a user varies."""
 
     num_steps: Array
     verify_tokens: Array
@@ -70,30 +80,38 @@ class Deployment:
     allreduces_per_pass: int
 
     def points(self, settings: Settings, rank_batch: bool = False) -> tuple[CostPoints, ResidualPoints]:
-        """Cost and residual points of N settings; `rank_batch` says that `batch` is already that of one rank."""
-        arrays = [getattr(settings, name) for name in settings.__slots__]
-        K, q, batch, context, comm, on, topk, mode, eager = np.broadcast_arrays(*arrays)
-        b = batch if rank_batch else np.maximum(batch / self.data_parallel, 1.0)
+        """Cost and residual points of settings; `rank_batch` says that `batch` is already that of one rank.
+
+        Arrays keep their own shapes: they broadcast against each other, and what does not vary is computed once.
+        """
+        K, q, comm, topk, mode = (
+            settings.num_steps,
+            settings.verify_tokens,
+            settings.comm,
+            settings.topk,
+            settings.draft_mode,
+        )
+        b = settings.batch if rank_batch else np.maximum(settings.batch / self.data_parallel, 1.0)
         padded_b, padded_n, uncaptured = self._pad(b, b * q)
-        eager = np.maximum(eager, uncaptured)
-        ratio = np.where(np.isnan(context), 1.0, np.maximum(context, 1.0) / self.context_reference)
+        context = settings.context_tokens
+        ratio = np.maximum(context, 1.0) / self.context_reference
         ratio = np.where(np.isnan(ratio), 1.0, ratio)
-        allreduce_ms = np.zeros(K.shape)
+        allreduce_ms = np.zeros(())
         for c, curve in enumerate(self.curves):
-            if curve is not None:
-                here = comm == c
-                allreduce_ms[here] = self.allreduces_per_pass * curve.at(padded_n[here] * self.message_bytes_per_token)
+            if curve is not None and np.any(comm == c):
+                time_ms = self.allreduces_per_pass * curve.at(padded_n * self.message_bytes_per_token)
+                allreduce_ms = allreduce_ms + np.where(comm == c, time_ms, 0.0)
         cost_points = CostPoints(
-            steps=K.astype(float),
-            query_tokens=q.astype(float),
+            steps=K,
+            query_tokens=q,
             sequences=padded_b,
             context_ratio=ratio,
-            comm=comm.astype(np.intp),
-            speculating=on.astype(float),
-            topk=topk.astype(float),
-            draft_mode=mode.astype(np.intp),
-            verify_eager=eager.astype(float),
-            allreduce_ms=allreduce_ms,
+            comm=comm,
+            speculating=settings.speculating,
+            topk=topk,
+            draft_mode=mode,
+            verify_eager=np.maximum(settings.verify_eager, uncaptured),
+            allreduce_ms=np.asarray(allreduce_ms),
             padded_tokens=padded_n,
         )
         residual_points = ResidualPoints(
@@ -101,18 +119,17 @@ class Deployment:
             log_sequences=np.log(padded_b),
             log_context=np.log(ratio),
             log_steps=np.log(np.maximum(K, 0.5)),
-            speculating=on.astype(float),
-            comm=comm.astype(np.intp),
-            draft_mode=mode.astype(np.intp),
-            topk=topk.astype(float),
-            verify_tokens=q.astype(float),
+            speculating=settings.speculating,
+            comm=comm,
+            draft_mode=mode,
+            topk=topk,
         )
         return cost_points, residual_points
 
     def _pad(self, sequences: Array, tokens: Array) -> tuple[Array, Array, Array]:
         """Sequences and tokens padded to captured sizes, and 1.0 where a pass is larger than any captured one."""
         if not len(self.graph_sizes):
-            return sequences, tokens, np.zeros(sequences.shape)
+            return sequences, tokens, np.zeros(())
         by_tokens = self.graph_unit == "tokens"
         size = tokens if by_tokens else sequences
         index = np.searchsorted(self.graph_sizes, size - 1e-9)
@@ -125,9 +142,23 @@ class Deployment:
     def graph_limit_tokens(self, query_tokens: Array) -> Array:
         """Largest number of tokens of one rank that runs in a captured graph; infinite where sizes are unknown."""
         if not len(self.graph_sizes):
-            return np.full(np.shape(query_tokens), np.inf)
+            return np.asarray(np.inf)
         limit = float(self.graph_sizes[-1])
-        return np.asarray(query_tokens * limit if self.graph_unit == "sequences" else np.full(query_tokens.shape, limit))
+        return np.asarray(query_tokens * limit if self.graph_unit == "sequences" else limit)
+
+
+Points = TypeVar("Points", CostPoints, ResidualPoints)
+
+
+def flattened(points: Points, shape: tuple[int, ...]) -> Points:
+    """The same points broadcast to `shape` and flattened: every array of one length."""
+    arrays = {f.name: np.broadcast_to(getattr(points, f.name), shape).ravel() for f in fields(points)}
+    return type(points)(**arrays)
+
+
+def part_of(points: Points, piece: slice) -> Points:
+    """Some of the points, every array of which has one length."""
+    return type(points)(**{f.name: getattr(points, f.name)[piece] for f in fields(points)})
 
 
 def draft_mode_of(cuda_graph: bool, graph_scope: str | None) -> int:
@@ -198,15 +229,14 @@ def as_settings(
     verify_eager: ArrayLike,
 ) -> Settings:
     """`Settings` from anything that broadcasts; a context of None is unknown."""
-    context = np.atleast_1d(np.asarray(np.nan if context_tokens is None else context_tokens, dtype=float))
     return Settings(
-        num_steps=np.atleast_1d(np.asarray(num_steps, dtype=float)),
-        verify_tokens=np.atleast_1d(np.asarray(verify_tokens, dtype=float)),
-        batch=np.atleast_1d(np.asarray(batch, dtype=float)),
-        context_tokens=context,
-        comm=np.atleast_1d(np.asarray(comm, dtype=np.intp)),
-        speculating=np.atleast_1d(np.asarray(speculating, dtype=float)),
-        topk=np.atleast_1d(np.asarray(topk, dtype=float)),
-        draft_mode=np.atleast_1d(np.asarray(draft_mode, dtype=np.intp)),
-        verify_eager=np.atleast_1d(np.asarray(verify_eager, dtype=float)),
+        num_steps=np.asarray(num_steps, dtype=float),
+        verify_tokens=np.asarray(verify_tokens, dtype=float),
+        batch=np.asarray(batch, dtype=float),
+        context_tokens=np.asarray(np.nan if context_tokens is None else context_tokens, dtype=float),
+        comm=np.asarray(comm, dtype=np.intp),
+        speculating=np.asarray(speculating, dtype=float),
+        topk=np.asarray(topk, dtype=float),
+        draft_mode=np.asarray(draft_mode, dtype=np.intp),
+        verify_eager=np.asarray(verify_eager, dtype=float),
     )

@@ -9,6 +9,7 @@ normal cumulative, both as re-weighted observations at every step (Rasmussen and
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,13 @@ from specmodel.acceptance import prior_of, sigmoid
 from specmodel.calibration import Calibration
 from specmodel.cost import parameter_names
 from specmodel.deployment import Deployment, deployment_of
+from specmodel.findings import findings_of
 from specmodel.measured import measured_of
 from specmodel.model import FittedModel
-from specmodel.observations import Noise, Observations, findings_of, observations_of
+from specmodel.observations import Observations, observations_of
 from specmodel.posterior import Layout, Posterior, lengths, parts
 from specmodel.residual import Residuals, draft_covariance, verify_covariance
+from specmodel.speeds import Noise
 
 __all__ = ["CostPrior", "fit"]
 
@@ -62,7 +65,7 @@ class CostPrior:
 
 
 # Drafts of one pass: the cost is in the pass, hardly in the steps.
-_DRAFT_OF_METHOD = {
+_DRAFT_OF_METHOD: dict[str, dict[str, Any]] = {
     "parallel": {"draft_base": (0.10, 0.9), "draft_step": (0.01, 1.2)},
     "ngram": {"draft_base": (0.01, 1.2), "draft_step": (0.003, 1.2)},
 }
@@ -72,7 +75,9 @@ _STEPS = 40
 _POSITIONS_BEYOND = 16
 
 
-def _prior(cal: Calibration, dep: Deployment, layout: Layout, obs: Observations, settings: CostPrior) -> tuple[Array, Array]:
+def _prior(
+    cal: Calibration, dep: Deployment, layout: Layout, obs: Observations, settings: CostPrior
+) -> tuple[Array, Array]:
     """Mean and covariance of all parameters."""
     prior = replace(settings, **_DRAFT_OF_METHOD.get(cal.model.method or "", {}))
     if any(word in (cal.system.engine or "").lower() for word in _BARE_LOOPS):
@@ -229,10 +234,10 @@ def _working(problem: _Problem, latent: Array) -> tuple[Array, Array]:
     return value, variance
 
 
-def _search(problem: _Problem, start: Array) -> tuple[Posterior, _State]:
+def _search(problem: _Problem, state: _State) -> tuple[Posterior, _State]:
     """Gauss-Newton from a start to a mode, and the Laplace approximation there."""
     obs = problem.obs
-    state = _State(start.copy(), np.zeros(len(obs.points)), np.zeros(len(obs.points)))
+    state = replace(state)
     i = np.maximum(obs.point, 0)
     verify_cov, draft_cov = problem.verify_cov[np.ix_(i, i)], problem.draft_cov[np.ix_(i, i)]
     cov = problem.cov.copy()
@@ -346,14 +351,17 @@ def fit(
         residuals=scale,
         noise_scale=1.0,
     )
-    found = []
+    # A fixed tax and a steep slope can both explain one point: a start near each, and both are kept until data decide.
+    first = []
     for tax in (settings.tax[0], 0.8):
-        start = mean.copy()
-        start[1] = tax
-        first, state = _search(base, start)
-        scaled = _rescaled(base, first.noise_scale)
-        posterior, _ = _search(scaled, state.theta)
-        found.append(replace(posterior, noise_scale=scaled.noise_scale))
+        start = _State(mean.copy(), np.zeros(len(obs.points)), np.zeros(len(obs.points)))
+        start.theta[1] = tax
+        first.append(_search(base, start))
+    found = []
+    for posterior, state in _different(first):
+        scaled = _rescaled(base, posterior.noise_scale)
+        again, _ = _search(scaled, state)
+        found.append(replace(again, noise_scale=scaled.noise_scale))
     kept, weights = _modes(found)
     return FittedModel(
         calibration=cal,
@@ -365,6 +373,15 @@ def fit(
         weights=weights,
         warnings=tuple(f.text for f in findings_of(cal)),
     )
+
+
+def _different(found: list[tuple[Posterior, _State]]) -> list[tuple[Posterior, _State]]:
+    """Searches that ended in different modes, the likeliest first."""
+    kept: list[tuple[Posterior, _State]] = []
+    for posterior, state in sorted(found, key=lambda pair: -pair[0].log_evidence):
+        if all(np.max(np.abs(posterior.theta - other.theta)) > 0.05 for other, _ in kept):
+            kept.append((posterior, state))
+    return kept
 
 
 def _modes(found: list[Posterior]) -> tuple[tuple[Posterior, ...], tuple[float, ...]]:

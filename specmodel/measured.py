@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specmodel.calibration import Calibration, CycleRow
 from specmodel.deployment import Deployment
-from specmodel.observations import Noise, stated_speed
+from specmodel.speeds import Noise, stated_speed
 
 __all__ = ["Measured", "PlainRate", "default_context", "extrapolation", "measured_of", "row_context"]
 
@@ -54,13 +54,30 @@ class Measured:
         best = max(same or here, key=lambda p: p[4], default=None)
         return None if best is None else PlainRate(comm=best[3], tok_s=best[4])
 
+    def plain_places(self, workloads: tuple[str, ...]) -> tuple[tuple[float, int, float], ...]:
+        """(batch, context or -1, best tok/s) of every place where plain decoding was measured, as `plain_rate` says."""
+        places = dict.fromkeys((b, c) for b, c, *_ in self.plain)
+        out = []
+        for b, c in places:
+            rate = self.plain_rate(b, None if c < 0 else c, workloads)
+            if rate is not None:
+                out.append((b, c, rate.tok_s))
+        return tuple(out)
+
     def has_speed(
-        self, shape: tuple[int, int, int], batch: float, comm: str, context_tokens: float | None, workloads: tuple[str, ...]
+        self,
+        shape: tuple[int, int, int],
+        batch: float,
+        comm: str,
+        context_tokens: float | None,
+        workloads: tuple[str, ...],
     ) -> bool:
         """Whether a row states the speed of this setting (a bound does not)."""
         if shape[0] == 0:
             workloads = tuple({*workloads, *(s[6] for s in self.speeds)})
-        contexts = {-1, *self.contexts} if context_tokens is None or np.isnan(context_tokens) else {-1, int(context_tokens)}
+        contexts = (
+            {-1, *self.contexts} if context_tokens is None or np.isnan(context_tokens) else {-1, int(context_tokens)}
+        )
         return any((*shape, batch, comm, c, w) in self.speeds for c in contexts for w in workloads)
 
 
@@ -98,6 +115,8 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
         draft.add((row.num_steps, row.topk, row.comm))
     for r in m.verify:
         verify.add((float(r.tokens), min(r.batch, float(r.tokens)), r.comm))
+    contexts = {r.context_tokens for r in m.cycles if r.context_tokens is not None}
+    contexts |= {r.context_tokens for r in m.verify if r.context_tokens is not None}
     for d in m.draft:
         draft.add((d.num_steps, d.topk, d.comm))
     for a in cal.acceptance:
@@ -111,9 +130,7 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
     return Measured(
         largest_steps=max(steps),
         batches=tuple(sorted(batches)),
-        contexts=tuple(
-            sorted({r.context_tokens for r in (*m.cycles, *m.verify) if r.context_tokens is not None})
-        ),
+        contexts=tuple(sorted(contexts)),
         speeds=frozenset(speeds),
         verify=frozenset(verify),
         draft=frozenset(draft),
@@ -150,20 +167,18 @@ def extrapolation(
         warnings.append(text + (": extrapolated" if far.any() else ""))
     if measured.batches:
         known = np.array(measured.batches)
-        ratio = np.min(np.abs(np.log(np.asarray(batch)[..., None] / known)), axis=-1)
-        far = far | (ratio > np.log(4.0) + 1e-9)
-        outside = (batch < known[0]) | (batch > known[-1])
-        if np.any(outside):
-            worst = float(np.asarray(batch)[outside].max() if np.any(batch > known[-1]) else np.min(batch))
+        nearest = np.min(np.abs(np.log(np.asarray(batch)[..., None] / known)), axis=-1)
+        far = far | (nearest > np.log(4.0) + 1e-9)
+        if np.any(batch > known[-1]) or np.any(batch < known[0]):
+            worst = float(np.max(batch) if np.any(batch > known[-1]) else np.min(batch))
             warnings.append(f"batch {worst:g} is outside the measured {known[0]:g} to {known[-1]:g}")
     else:
-        far = far | np.ones(np.shape(num_steps), dtype=bool)
+        far = far | True
         warnings.append("no pass and no cycle was measured: every time is a guess from priors")
     sequences = np.maximum(batch / dep.data_parallel, 1.0)
-    limit = dep.graph_limit_tokens(np.broadcast_to(verify_tokens, np.shape(far)))
+    limit = dep.graph_limit_tokens(verify_tokens)
     over = sequences * verify_tokens > limit + 1e-9
     if np.any(over):
         far = far | over
         warnings.append("the verify pass is larger than the largest captured CUDA graph")
     return np.asarray(far), tuple(warnings)
-

@@ -11,30 +11,14 @@ from numpy.typing import NDArray
 from specmodel.acceptance import conditional_from_survival, design_effect, logit
 from specmodel.calibration import AcceptanceEntry, Calibration, CycleRow
 from specmodel.cost import CostPoints
-from specmodel.deployment import Deployment, Settings, as_settings, draft_mode_of
+from specmodel.deployment import Deployment, Settings, as_settings, draft_mode_of, flattened
+from specmodel.findings import findings_of
 from specmodel.residual import ResidualPoints
+from specmodel.speeds import Noise, spread, stated_speed
 
-__all__ = ["Finding", "Noise", "Observations", "Shape", "findings_of", "observations_of", "stated_speed"]
+__all__ = ["Observations", "Shape", "observations_of"]
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
-    """Relative standard deviations of one measurement where the file states none, and the least that is believed."""
-
-    cycle: float = 0.010
-    """A tok/s or cycle time from run to run."""
-    cycle_floor: float = 0.004
-    """What repeats within one run do not show."""
-    verify: float = 0.003
-    verify_floor: float = 0.001
-    draft: float = 0.010
-    draft_floor: float = 0.003
-    length: float = 0.015
-    """Of the accepted tokens, acceptance_length - 1."""
-    probability: float = 0.01
-    """Of a stated survival or conditional, absolute."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -152,126 +136,6 @@ def settings_of(keys: list[tuple[float, ...]]) -> Settings:
     )
 
 
-def _spread(
-    value: float | None,
-    bounds: tuple[float, float] | None,
-    sd: float | None,
-    samples: int | None,
-    default: float,
-    floor: float,
-) -> tuple[float, float] | None:
-    """Value and relative standard deviation of a number given as a value or as the range it was seen to vary in."""
-    if bounds is not None:
-        low, high = bounds
-        # Read as a 90 % range of what was seen.
-        return float(np.sqrt(low * high)), max(float(np.log(high / low)) / 3.29, default)
-    if value is None:
-        return None
-    if sd is None:
-        return value, default
-    return value, max(sd / value / np.sqrt(samples or 1), floor)
-
-
-def stated_speed(row: CycleRow, noise: Noise) -> tuple[str, float, float] | None:
-    """Which form states the speed, its value (a rate as total tok/s), and its relative sd."""
-    for form in ("tok_s", "tpot_ms", "cycle_ms"):
-        got = _spread(
-            getattr(row, form),
-            getattr(row, "range_" + form),
-            getattr(row, "sd_" + form),
-            row.samples,
-            noise.cycle,
-            noise.cycle_floor,
-        )
-        if got is not None:
-            value, sd = got
-            return ("tok_s", 1000.0 * row.batch / value, sd) if form == "tpot_ms" else (form, value, sd)
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A cycle row whose physics cannot be, in one sentence, and how wide its noise must be to allow for that."""
-
-    row: int
-    text: str
-    sd: float
-    """Relative standard deviation, natural log."""
-    doubtful: tuple[int, ...]
-    """Rows of `measurements.cycles` whose noise is widened: this one, or the plain rows that it is compared with."""
-
-
-def findings_of(cal: Calibration) -> tuple[Finding, ...]:
-    """Cycle rows whose physics cannot be.
-
-    An acceptance length above num_steps + 1 (or the tokens verified), or a speedup over the best plain decoding of the
-    same place above the acceptance length (a cycle cannot be shorter than a plain step). Where most speculative rows
-    of a place are too fast, the plain row that makes them all so is the doubtful one.
-    """
-    noise = Noise()
-    rates: dict[int, float] = {}
-    plain: dict[tuple[float, int | None], list[int]] = {}
-    for i, row in enumerate(cal.measurements.cycles):
-        stated = stated_speed(row, noise)
-        length = 1.0 if row.num_steps == 0 else row.acceptance_length
-        if stated is None:
-            continue
-        form, value, _ = stated
-        if form == "tok_s":
-            rates[i] = value
-        elif length is not None:
-            rates[i] = 1000.0 * row.batch * length / value
-        if row.num_steps == 0 and not row.speculating:
-            plain.setdefault((row.batch, row.context_tokens), []).append(i)
-    compared: dict[tuple[float, int | None], int] = {}
-    excess: dict[int, float] = {}
-    found: list[Finding] = []
-    for i, row in enumerate(cal.measurements.cycles):
-        length = row.acceptance_length
-        if row.num_steps == 0 or length is None:
-            continue
-        most = min(row.num_steps + 1, row.verify_tokens)
-        place = (row.batch, row.context_tokens)
-        if length > most * 1.005:
-            text = f"acceptance_length {length:g} is above the {most} tokens that a cycle can emit; check how it was counted"
-            found.append(
-                Finding(row=i, text=f"measurements.cycles[{i}]: {text}", sd=_doubt(length / most), doubtful=(i,))
-            )
-        elif place in plain and i in rates:
-            compared[place] = compared.get(place, 0) + 1
-            over = rates[i] / _best(plain[place], rates) / length
-            if over > 1.005:
-                excess[i] = over
-    for i, over in excess.items():
-        row = cal.measurements.cycles[i]
-        place = (row.batch, row.context_tokens)
-        base = _best(plain[place], rates)
-        here = sum(1 for j in excess if (cal.measurements.cycles[j].batch, cal.measurements.cycles[j].context_tokens) == place)
-        text = (
-            f"a speedup of {rates[i] / base:.2f} over plain decoding ({base:g} tok/s) is above the acceptance length "
-            f"{row.acceptance_length:g}; measure plain decoding again under the same conditions"
-        )
-        common = here >= 2 and 2 * here > compared[place]
-        found.append(
-            Finding(
-                row=i,
-                text=f"measurements.cycles[{i}]: {text}",
-                sd=_doubt(over),
-                doubtful=tuple(plain[place]) if common else (i,),
-            )
-        )
-    return tuple(sorted(found, key=lambda f: f.row))
-
-
-def _best(rows: list[int], rates: dict[int, float]) -> float:
-    return max(rates[i] for i in rows)
-
-
-def _doubt(ratio: float) -> float:
-    """Noise under which a row that is wrong by `ratio` is nothing special."""
-    return max(0.05, float(np.log(ratio)))
-
-
 def _length_sd(length: float, noise: Noise) -> float:
     return max(noise.length * (length - 1.0) / length, 0.002)
 
@@ -301,25 +165,45 @@ def observations_of(cal: Calibration, dep: Deployment, noise: Noise | None = Non
 
 def _verify(cal: Calibration, build: _Builder, noise: Noise) -> None:
     for i, r in enumerate(cal.measurements.verify):
-        got = _spread(r.time_ms, r.range_ms, r.sd_ms, r.samples, noise.verify, noise.verify_floor)
+        got = spread(r.time_ms, r.range_ms, r.sd_ms, r.samples, noise.verify, noise.verify_floor)
         if got is None:
             continue
         batch = min(r.batch, float(r.tokens))
         q = r.tokens / batch
         context = -1.0 if r.context_tokens is None else float(r.context_tokens)
-        key = (0.0, q, batch, context, float(comm_index(build.dep, r.comm)), float(q > 1), 1.0, 0.0, float(not r.cuda_graph))
+        key = (
+            0.0,
+            q,
+            batch,
+            context,
+            float(comm_index(build.dep, r.comm)),
+            float(q > 1),
+            1.0,
+            0.0,
+            float(not r.cuda_graph),
+        )
         build.add("verify", i, np.log(got[0]), got[1], verify=1.0, point=build.setting(key))
 
 
 def _draft(cal: Calibration, build: _Builder, noise: Noise) -> None:
     for i, r in enumerate(cal.measurements.draft):
-        got = _spread(r.time_ms, r.range_ms, r.sd_ms, r.samples, noise.draft, noise.draft_floor)
+        got = spread(r.time_ms, r.range_ms, r.sd_ms, r.samples, noise.draft, noise.draft_floor)
         if got is None:
             continue
         context = -1.0 if r.context_tokens is None else float(r.context_tokens)
         mode = float(draft_mode_of(r.cuda_graph, r.graph_scope))
         q = float(r.num_draft_tokens or r.num_steps + 1)
-        key = (float(r.num_steps), q, r.batch, context, float(comm_index(build.dep, r.comm)), 1.0, float(r.topk), mode, 0.0)
+        key = (
+            float(r.num_steps),
+            q,
+            r.batch,
+            context,
+            float(comm_index(build.dep, r.comm)),
+            1.0,
+            float(r.topk),
+            mode,
+            0.0,
+        )
         build.add("draft", i, np.log(got[0]), got[1], draft=1.0, point=build.setting(key))
 
 
@@ -380,7 +264,14 @@ def _acceptance(entry: AcceptanceEntry, i: int, build: _Builder, noise: Noise) -
         for k, (hits, trials) in enumerate(zip(accepted, before, strict=True)):
             if trials > 0:
                 build.add(
-                    "acceptance", i, 0.0, 1.0, position=k, hits=min(hits, trials) / effect, trials=trials / effect, **common
+                    "acceptance",
+                    i,
+                    0.0,
+                    1.0,
+                    position=k,
+                    hits=min(hits, trials) / effect,
+                    trials=trials / effect,
+                    **common,
                 )
         return
     if entry.survival is not None:
@@ -429,6 +320,8 @@ def _finish(build: _Builder) -> Observations:
         for name, column in columns.items()
     }
     points, residual_points = build.dep.points(settings_of(list(build.settings)), rank_batch=True)
+    size = len(build.settings)
+    points, residual_points = flattened(points, (size,)), flattened(residual_points, (size,))
     return Observations(
         **arrays,
         source=tuple(row["source"] for row in build.rows),

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specmodel.calibration import CycleRow
-from specmodel.decide import Candidate, Optimum
 from specmodel.measured import default_context
 from specmodel.model import FittedModel
-from specmodel.observations import Noise, stated_speed
+from specmodel.optimum import Candidate, Optimum
+from specmodel.speeds import Noise, stated_speed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

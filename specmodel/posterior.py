@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from specmodel.acceptance import best_tree, log_length_gradient, sigmoid
-from specmodel.cost import CostPoints, cost
+from specmodel.cost import CostPoints, cost, parameter_names
 from specmodel.deployment import Deployment
 from specmodel.observations import Observations, Shape
 from specmodel.residual import (
     ResidualPoints,
     Residuals,
     draft_covariance,
+    draft_mean,
     draft_variance,
     verify_covariance,
+    verify_mean,
     verify_variance,
 )
 
@@ -26,12 +28,14 @@ __all__ = [
     "Combination",
     "Latent",
     "Layout",
+    "LengthTable",
     "Moments",
     "Posterior",
     "covariance",
     "lengths",
     "moments",
     "parts",
+    "times",
 ]
 
 Array = NDArray[np.float64]
@@ -162,7 +166,6 @@ def parts(theta: Array, points: CostPoints, dep: Deployment, verify_residual: Ar
     )
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
     """Coefficients of a quantity ``cycle ln T + verify ln V + draft ln D + length ln E[N]``."""
@@ -186,29 +189,56 @@ class Moments:
     prior_variance: Array
     cross: Array
     """Whitened covariance with the observations, shape (n, N): posterior variance = prior_variance - sum(cross^2)."""
-    gradient: Array
+    cost_gradient: Array
+    """Derivative by the cost parameters, shape (cost parameters, N)."""
+    length_gradient: Array
+    """Derivative by all parameters of the acceptance part of each draft shape, shape (U, parameters)."""
+    table: LengthTable
     verify_weight: Array
     draft_weight: Array
 
     @property
     def variance(self) -> Array:
         """Posterior variance of the latent quantity: without the noise of one measurement."""
-        return np.maximum(self.prior_variance - np.einsum("ij,ij->j", self.cross, self.cross), 1e-12)
+        return np.asarray(np.maximum(self.prior_variance - np.einsum("ij,ij->j", self.cross, self.cross), 1e-12))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthTable:
+    """Log acceptance length of U different (steps, topk, tokens) and which of them each of N points has."""
+
+    value: Array
+    gradient: Array
+    """Derivative by all parameters, shape (U, parameters)."""
+    index: NDArray[np.intp]
+    known: NDArray[np.bool_]
+    """Points whose acceptance length the caller gave: nothing of it is uncertain."""
 
 
 def residual_means(post: Posterior, obs: Observations, right: ResidualPoints) -> tuple[Array, Array]:
     """Posterior mean of the log-residuals of verify and draft at new points."""
     used = obs.point >= 0
     size = len(obs.points)
-    verify = np.bincount(obs.point[used], weights=(post.verify_weight * post.alpha)[used], minlength=size)
-    draft = np.bincount(obs.point[used], weights=(post.draft_weight * post.alpha)[used], minlength=size)
-    left = obs.residual_points
     if not size:
-        zero = np.zeros(right.log_tokens.shape)
-        return zero, zero
+        return np.zeros(()), np.zeros(())
+    verify, draft = np.zeros(size), np.zeros(size)
+    np.add.at(verify, obs.point[used], (post.verify_weight * post.alpha)[used])
+    np.add.at(draft, obs.point[used], (post.draft_weight * post.alpha)[used])
+    left = obs.residual_points
+    return verify_mean(verify, left, right, post.residuals), draft_mean(draft, left, right, post.residuals)
+
+
+def times(
+    post: Posterior, obs: Observations, dep: Deployment, points: CostPoints, right: ResidualPoints
+) -> tuple[Array, Array, Array]:
+    """Verify, draft and overhead in ms under one mode; points of any shapes that broadcast."""
+    verify_residual, draft_residual = residual_means(post, obs, right)
+    num_cost = len(parameter_names(dep.structure.comm_names))
+    values = cost(post.theta[:num_cost], points, dep.structure)
     return (
-        verify @ verify_covariance(left, right, post.residuals),
-        draft @ draft_covariance(left, right, post.residuals),
+        values.verify_ms * np.exp(verify_residual),
+        values.draft_ms * np.exp(draft_residual),
+        np.asarray(values.overhead_ms),
     )
 
 
@@ -219,63 +249,68 @@ def moments(
     dep: Deployment,
     points: CostPoints,
     right: ResidualPoints,
-    log_length: Array,
-    length_gradient: Array,
+    table: LengthTable,
     of: Combination = RATE,
-    spread: bool = True,
 ) -> Moments:
     """Moments of a log-quantity at N points under one mode.
+
+    Cost and acceptance are independent a priori, and the prior of the cost is diagonal: the acceptance part is
+    computed once for each different draft shape.
 
     Parameters
     ----------
     points, right : CostPoints, ResidualPoints
-        The N points.
-    log_length, length_gradient : numpy.ndarray, shapes (N,) and (N, parameters)
-        Log acceptance length of each and its derivative.
+        The N points, every array of shape (N,).
+    table : LengthTable
+        Acceptance lengths of the N points.
     of : Combination
         The quantity; tokens per ms of one sequence by default.
-    spread : bool
-        Whether variances are needed; without, only means are computed.
     """
     verify_residual, draft_residual = residual_means(post, obs, right)
     latent = parts(post.theta[: layout.num_cost], points, dep, verify_residual, draft_residual)
     cycle = latent.cycle_ms
-    mean = of.length * log_length + of.cycle * np.log(cycle)
+    mean = of.length * table.value[table.index] + of.cycle * np.log(cycle)
     gv, gd = of.cycle * latent.verify_ms / cycle + of.verify, of.cycle * latent.draft_ms / cycle + of.draft
     if of.verify:
         mean = mean + of.verify * np.log(latent.verify_ms)
     if of.draft:
         mean = mean + of.draft * np.log(np.maximum(latent.draft_ms, 1e-300))
-    empty = np.zeros((0, 0))
-    if not spread:
-        zero = np.zeros(len(points))
-        return Moments(
-            latent=latent,
-            mean=mean,
-            prior_variance=zero,
-            cross=empty,
-            gradient=empty,
-            verify_weight=gv,
-            draft_weight=gd,
-        )
-    gradient = of.length * length_gradient
-    gradient[:, : layout.num_cost] += (
-        of.cycle * latent.d_log_cycle + of.verify * latent.d_log_verify + of.draft * latent.d_log_draft
-    ).T
-    prior = np.einsum("ij,ij->i", gradient @ post.prior_cov, gradient)
+    c = layout.num_cost
+    cost_gradient = of.cycle * latent.d_log_cycle
+    if of.verify:
+        cost_gradient = cost_gradient + of.verify * latent.d_log_verify
+    if of.draft:
+        cost_gradient = cost_gradient + of.draft * latent.d_log_draft
+    length_gradient = of.length * table.gradient
+    cost_prior = np.diag(post.prior_cov)[:c]
+    varies = np.where(table.known, 0.0, 1.0)
+    length_cov = post.prior_cov @ length_gradient.T
+    prior = cost_prior @ cost_gradient**2
+    prior += varies * np.einsum("ij,ji->i", length_gradient, length_cov)[table.index]
     prior += gv**2 * verify_variance(right, post.residuals) + gd**2 * draft_variance(right, post.residuals)
-    cross = post.jacobian @ post.prior_cov @ gradient.T
+
+    def whitened(x: Array) -> Array:
+        return np.asarray(solve_triangular(post.factor, x, lower=True, check_finite=False))
+
+    cross = whitened(post.jacobian[:, :c] * cost_prior) @ cost_gradient
+    cross += whitened(post.jacobian @ length_cov)[:, table.index] * varies
     if len(obs.points):
-        i = np.maximum(obs.point, 0)
+        at = np.zeros((len(obs), len(obs.points)))
+        used = np.flatnonzero(obs.point >= 0)
         left = obs.residual_points
-        cross += post.verify_weight[:, None] * verify_covariance(left, right, post.residuals)[i] * gv
-        cross += post.draft_weight[:, None] * draft_covariance(left, right, post.residuals)[i] * gd
+        at[used, obs.point[used]] = post.verify_weight[used]
+        cross += whitened(at) @ (verify_covariance(left, right, post.residuals) * gv)
+        at[used, obs.point[used]] = post.draft_weight[used]
+        if post.draft_weight.any():
+            cross += whitened(at) @ (draft_covariance(left, right, post.residuals) * gd)
     return Moments(
         latent=latent,
         mean=mean,
         prior_variance=prior,
-        cross=solve_triangular(post.factor, cross, lower=True, check_finite=False),
-        gradient=gradient,
+        cross=cross,
+        cost_gradient=cost_gradient,
+        length_gradient=length_gradient,
+        table=table,
         verify_weight=gv,
         draft_weight=gd,
     )
@@ -283,7 +318,11 @@ def moments(
 
 def covariance(post: Posterior, right: ResidualPoints, at: Moments) -> Array:
     """Posterior covariance of the latent quantity at N points, shape (N, N)."""
-    prior = at.gradient @ post.prior_cov @ at.gradient.T
+    cost_prior = np.diag(post.prior_cov)[: at.cost_gradient.shape[0]]
+    prior = (at.cost_gradient.T * cost_prior) @ at.cost_gradient
+    varies = np.where(at.table.known, 0.0, 1.0)
+    length = at.length_gradient @ post.prior_cov @ at.length_gradient.T
+    prior += length[np.ix_(at.table.index, at.table.index)] * np.outer(varies, varies)
     prior += np.outer(at.verify_weight, at.verify_weight) * verify_covariance(right, right, post.residuals)
     prior += np.outer(at.draft_weight, at.draft_weight) * draft_covariance(right, right, post.residuals)
     return np.asarray(prior - at.cross.T @ at.cross)

@@ -14,11 +14,13 @@ __all__ = [
     "GLYPHS",
     "Axis",
     "Bar",
+    "Block",
     "Column",
     "Entries",
     "Grid",
     "Page",
     "Screen",
+    "Verbatim",
     "axis_of",
     "chance",
     "change",
@@ -101,10 +103,20 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verbatim:
+    """Lines that are shown as they are, to be copied."""
+
+    lines: Sequence[str]
+
+
+Block = str | Grid | Entries | Verbatim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
     """What is shown: blocks from top to bottom, an empty line between them, and the last line."""
 
-    blocks: Sequence[str | Grid | Entries] = field(default=())
+    blocks: Sequence[Block] = field(default=())
     last: str = ""
 
 
@@ -252,7 +264,9 @@ def _wrapped(text: str, width: int, label: str = "", indent: int = 0) -> list[st
     return [printable(line) for line in lines]
 
 
-def _lay(block: str | Grid | Entries, page: Page) -> list[str]:
+def _lay(block: Block, page: Page) -> list[str]:
+    if isinstance(block, Verbatim):
+        return [printable(line) for line in block.lines]
     if isinstance(block, str):
         return _wrapped(block, page.width)
     if isinstance(block, Grid):

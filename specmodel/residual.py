@@ -13,9 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ResidualPoints", "Residuals", "draft_covariance", "draft_variance", "matern32", "verify_covariance", "verify_variance"]
+__all__ = [
+    "ResidualPoints",
+    "Residuals",
+    "draft_covariance",
+    "draft_mean",
+    "draft_variance",
+    "matern32",
+    "verify_covariance",
+    "verify_mean",
+    "verify_variance",
+]
 
 Array = NDArray[np.float64]
+DRAFT_LENGTH = 1.0
+"""Correlation length of the draft residual in the logarithm of the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +50,7 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualPoints:
-    """Coordinates of N passes in the residual process."""
+    """Coordinates of passes in the residual process; arrays that broadcast against each other."""
 
     log_tokens: Array
     log_sequences: Array
@@ -48,7 +60,6 @@ class ResidualPoints:
     comm: NDArray[np.intp]
     draft_mode: NDArray[np.intp]
     topk: Array
-    verify_tokens: Array
 
 
 def matern32(distance: Array, length: float) -> Array:
@@ -60,15 +71,101 @@ def matern32(distance: Array, length: float) -> Array:
     return np.asarray((1.0 + a) * np.exp(-a))
 
 
-def _differences(x: Array, y: Array) -> Array:
-    return x[:, None] - y[None, :]
+# From this many points on, a correlation is computed once for each distinct value of its variable.
+_MANY = 4096
+
+
+def _correlation(left: Array, right: Array, length: float) -> Array:
+    """Matern correlation of every left value with every right value, shape (left, right)."""
+    if right.size > _MANY:
+        values, index = np.unique(right, return_inverse=True)
+        if values.size < right.size:
+            return matern32(left[:, None] - values[None, :], length)[:, index.reshape(right.shape)]
+    return matern32(left[:, None] - right[None, :], length)
+
+
+def _smooth_mean(weights: Array, left: Array, right: Array, length: float) -> Array:
+    """Weighted sum over the left values of the correlation with each right value, shape of `right`."""
+    used = weights != 0.0
+    if not used.any():
+        return np.zeros(right.shape)
+    flat, index = right.ravel(), None
+    if right.size > _MANY:
+        flat, index = np.unique(flat, return_inverse=True)
+    total = weights[used] @ matern32(left[used][:, None] - flat[None, :], length)
+    return np.asarray(total if index is None else total[index.ravel()]).reshape(right.shape)
+
+
+def verify_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, scale: Residuals) -> Array:
+    """``weights @ verify_covariance(left, right, scale)``, for right-hand coordinates of any broadcastable shapes."""
+    on = right.speculating > 0
+    left_on = left.speculating > 0
+    out = np.zeros(np.broadcast_shapes(right.log_tokens.shape, right.log_sequences.shape, right.log_context.shape))
+    for flag in (False, True):
+        here = np.where(left_on == flag, weights, 0.0)
+        out = out + np.where(
+            on == flag,
+            scale.tokens**2 * _smooth_mean(here, left.log_tokens, right.log_tokens, scale.tokens_length),
+            0.0,
+        )
+    batch = scale.batch**2 * _smooth_mean(weights, left.log_sequences, right.log_sequences, scale.batch_length)
+    both = scale.batch_speculating**2 * _smooth_mean(
+        weights * left_on, left.log_sequences, right.log_sequences, scale.batch_length
+    )
+    out = out + batch + np.where(on, both, 0.0)
+    if np.any(left.log_context) or np.any(right.log_context):
+        out = out + scale.context**2 * _smooth_mean(weights, left.log_context, right.log_context, scale.context_length)
+    else:
+        out = out + scale.context**2 * weights.sum()
+    for c in np.unique(right.comm):
+        own = np.where(left.comm == c, weights, 0.0)
+        smooth = _smooth_mean(own, left.log_tokens, right.log_tokens, scale.tokens_length)
+        out = out + np.where(right.comm == c, scale.comm**2 * smooth, 0.0)
+    for i in np.flatnonzero(weights):
+        same = [
+            right.log_tokens == left.log_tokens[i],
+            right.log_sequences == left.log_sequences[i],
+            right.log_context == left.log_context[i],
+            on == left_on[i],
+            right.topk == left.topk[i],
+        ]
+        if all(s.any() for s in same):
+            out = out + weights[i] * scale.configuration**2 * (same[0] & same[1] & same[2] & same[3] & same[4])
+    return out
+
+
+def draft_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, scale: Residuals) -> Array:
+    """``weights @ draft_covariance(left, right, scale)``, for right-hand coordinates of any broadcastable shapes."""
+    out = np.zeros(np.broadcast_shapes(right.log_steps.shape, right.log_sequences.shape))
+    for mode in np.unique(right.draft_mode):
+        for c in np.unique(right.comm):
+            own = np.where((left.draft_mode == mode) & (left.comm == c), weights, 0.0)
+            if not own.any():
+                continue
+            here = (right.draft_mode == mode) & (right.comm == c)
+            batch = _smooth_mean(own, left.log_sequences, right.log_sequences, scale.batch_length)
+            part = scale.draft_batch**2 * batch
+            for width in np.unique(left.topk[own != 0.0]):
+                narrow = np.where(left.topk == width, own, 0.0)
+                smooth = scale.draft_steps**2 * _smooth_mean(narrow, left.log_steps, right.log_steps, DRAFT_LENGTH)
+                part = part + np.where(right.topk == width, smooth, 0.0)
+            for i in np.flatnonzero(own):
+                same = [
+                    right.log_steps == left.log_steps[i],
+                    right.log_sequences == left.log_sequences[i],
+                    right.topk == left.topk[i],
+                ]
+                if all(s.any() for s in same):
+                    part = part + own[i] * scale.draft_configuration**2 * (same[0] & same[1] & same[2])
+            out = out + np.where(here, part, 0.0)
+    return out
 
 
 def verify_covariance(left: ResidualPoints, right: ResidualPoints, scale: Residuals) -> Array:
     """Covariance of the log-residual of verify passes, shape (len(left), len(right))."""
-    tokens = matern32(_differences(left.log_tokens, right.log_tokens), scale.tokens_length)
-    batch = matern32(_differences(left.log_sequences, right.log_sequences), scale.batch_length)
-    context = matern32(_differences(left.log_context, right.log_context), scale.context_length)
+    tokens = _correlation(left.log_tokens, right.log_tokens, scale.tokens_length)
+    batch = _correlation(left.log_sequences, right.log_sequences, scale.batch_length)
+    context = _correlation(left.log_context, right.log_context, scale.context_length)
     same_on = left.speculating[:, None] == right.speculating[None, :]
     both_on = left.speculating[:, None] * right.speculating[None, :]
     same_comm = left.comm[:, None] == right.comm[None, :]
@@ -86,8 +183,8 @@ def verify_covariance(left: ResidualPoints, right: ResidualPoints, scale: Residu
 
 def draft_covariance(left: ResidualPoints, right: ResidualPoints, scale: Residuals) -> Array:
     """Covariance of the log-residual of the drafts of a cycle, shape (len(left), len(right))."""
-    steps = matern32(_differences(left.log_steps, right.log_steps), 1.0)
-    batch = matern32(_differences(left.log_sequences, right.log_sequences), scale.batch_length)
+    steps = _correlation(left.log_steps, right.log_steps, DRAFT_LENGTH)
+    batch = _correlation(left.log_sequences, right.log_sequences, scale.batch_length)
     same_mode = (left.draft_mode[:, None] == right.draft_mode[None, :]) & (left.comm[:, None] == right.comm[None, :])
     same_width = left.topk[:, None] == right.topk[None, :]
     same = (left.log_steps[:, None] == right.log_steps[None, :]) & (

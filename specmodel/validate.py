@@ -16,8 +16,9 @@ import numpy as np
 from specmodel.calibration import Calibration, CycleRow
 from specmodel.errors import UsageError
 from specmodel.fit import fit
-from specmodel.model import FittedModel, Prediction
-from specmodel.observations import Noise, stated_speed
+from specmodel.model import FittedModel
+from specmodel.prediction import Prediction
+from specmodel.speeds import Noise, stated_speed
 
 __all__ = ["Acceptance", "ValidatedRow", "ValidationReport", "Verdict", "cross_validate", "validate"]
 

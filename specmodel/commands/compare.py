@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specmodel.compare import Change, Comparison, ConfigurationChange, TermChange
-    from specmodel.report import Entries, Grid, Screen
+    from specmodel.report import Block, Grid, Screen
 
 EXAMPLES = """\
   specmodel compare before.yaml after.yaml
@@ -103,7 +103,7 @@ def _screen(comparison: Comparison) -> Screen:
     from specmodel.commands.words import warning_items
     from specmodel.report import Entries, Screen
 
-    blocks: list[str | Grid | Entries] = [f"before {comparison.before}, after {comparison.after}"]
+    blocks: list[Block] = [f"before {comparison.before}, after {comparison.after}"]
     if comparison.terms:
         blocks += ["terms", _terms_grid(comparison.terms)]
     rows = sorted(comparison.configurations, key=lambda c: not c.tok_s.clear)[:_MOST_ROWS]
@@ -139,11 +139,11 @@ def _terms_grid(every: Sequence[TermChange]) -> Grid:
     ranges = [f"{_signed(c, c.change_interval[0])} to {_signed(c, c.change_interval[1])}" for c in changes]
     columns = [
         Column(heading="term", cells=[t.name for t in terms], left=True),
-        Column(heading="before", cells=values("before")),
-        Column(heading="after", cells=values("after")),
+        Column(heading="before", cells=values("before"), priority=1),
+        Column(heading="after", cells=values("after"), priority=1),
         Column(heading="change", cells=[_signed(c, c.change) for c in changes]),
-        Column(heading="90 % interval", cells=ranges, priority=1),
-        Column(heading="unit", cells=[t.unit for t in terms], left=True, priority=2),
+        Column(heading="90 % interval", cells=ranges, priority=2),
+        Column(heading="unit", cells=[t.unit for t in terms], left=True, priority=3),
     ]
     return Grid(
         columns=columns,
@@ -162,19 +162,19 @@ def _configurations_grid(rows: list[ConfigurationChange], left_out: int) -> Grid
         values = [getattr(c, name) for c in rows]
         if len(set(values)) > 1:
             cells = ["-" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values]
-            columns.append(Column(heading=name, cells=cells, left=left))
+            columns.append(Column(heading=name, cells=cells, left=left, priority=1))
     changes = [c.tok_s for c in rows]
     ranges = [f"{_signed(c, c.change_interval[0])} to {_signed(c, c.change_interval[1])}" for c in changes]
     columns += [
         Column(heading="before", cells=[rate(c.before) for c in changes]),
         Column(heading="after", cells=[rate(c.after) for c in changes]),
         Column(heading="change", cells=[_signed(c, c.change) for c in changes]),
-        Column(heading="90 % interval", cells=ranges),
-        Column(heading="cycle", cells=[_signed(c.cycle_ms, c.cycle_ms.change) for c in rows], priority=1),
+        Column(heading="90 % interval", cells=ranges, priority=2),
+        Column(heading="cycle", cells=[_signed(c.cycle_ms, c.cycle_ms.change) for c in rows], priority=3),
         Column(
             heading="accepted",
             cells=[_signed(c.acceptance_length, c.acceptance_length.change) for c in rows],
-            priority=2,
+            priority=4,
         ),
     ]
     bars = [

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from specmodel.commands import options, output
 
 if TYPE_CHECKING:
-    from specmodel.decide import Candidate, Optimum, ScheduleStep
     from specmodel.model import FittedModel
+    from specmodel.optimum import Candidate, Optimum
+    from specmodel.schedule import ScheduleStep
 
 EXAMPLES = """\
   specmodel optimize calib.yaml
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     options.require_limit(args.objective, args.max_tpot_ms)
     model = output.fitted(args.calibration, args)
     from specmodel.commands import words
-    from specmodel.decide import schedule
+    from specmodel.schedule import schedule
 
     optima = answers(model, args)
     steps = schedule(optima)
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         from specmodel.commands.optimize_screen import screen
 
-        output.write_screen(screen(args, model, optima, steps, refusals), output.page(args))
+        page = output.page(args)
+        output.write_screen(screen(args, model, optima, steps, refusals, page.width), page)
     return 1 if any(refusals) else 0
 
 

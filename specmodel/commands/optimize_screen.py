@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
+from specmodel.commands.launching import launch_lines
 from specmodel.commands.words import (
     absent,
     best_speculative,
@@ -19,14 +20,17 @@ from specmodel.commands.words import (
     steps_text,
     warning_items,
 )
-from specmodel.decide import REGRET_TOLERANCE, Candidate, NextMeasurement, Optimum, ScheduleStep
+from specmodel.decide import REGRET_TOLERANCE
 from specmodel.model import FittedModel
+from specmodel.optimum import Candidate, NextMeasurement, Optimum
 from specmodel.report import (
     Bar,
+    Block,
     Column,
     Entries,
     Grid,
     Screen,
+    Verbatim,
     axis_of,
     chance,
     factor,
@@ -34,6 +38,7 @@ from specmodel.report import (
     milliseconds,
     rate,
 )
+from specmodel.schedule import ScheduleStep
 
 _MOST_ROWS = 18
 _MOST_OTHERS = 4
@@ -47,18 +52,21 @@ def screen(
     optima: Sequence[Optimum],
     steps: Sequence[ScheduleStep],
     refusals: Sequence[str | None],
+    width: int,
 ) -> Screen:
-    """Lay out the answer of one call."""
+    """Lay out the answer of one call; `width` is that of the page, for the launch line."""
     cal = model.calibration
     head = f"{cal.name}: {cal.description}" if cal.description else cal.name
     lacking = absent(cal)
     facts: Items = [("given", given(cal))] + ([("not given", lacking)] if lacking else [])
-    blocks: list[str | Grid | Entries] = [head, Entries(items=facts)]
+    blocks: list[Block] = [head, Entries(items=facts)]
+    lines, notes = ([], []) if any(refusals) else launch_lines(model, optima, steps, width)
     if len(optima) == 1:
-        blocks += _one(model, optima[0])
+        blocks += _one(model, optima[0], launched=bool(lines))
     else:
-        blocks += _several(model, optima, steps)
-    items = _unsure(model, optima)
+        blocks += _several(model, optima, steps, launched=bool(lines))
+    blocks += [Verbatim(lines=lines)] if lines else []
+    items = [("launch", note) for note in notes] + _unsure(model, optima)
     items += [("declined", f"{text}") for text in dict.fromkeys(refusals) if text]
     if args.plot is not None:
         items.append(("plot", f"wrote {args.plot}"))
@@ -67,7 +75,7 @@ def screen(
     return Screen(blocks=blocks, last=_last(model, optima, steps, refusals))
 
 
-def _one(model: FittedModel, optimum: Optimum) -> list[str | Grid | Entries]:
+def _one(model: FittedModel, optimum: Optimum, *, launched: bool) -> list[Block]:
     best = optimum.best
     names = list(dict.fromkeys(c.comm for c in optimum.table))
     shown = [c for c in optimum.table if c.comm == best.comm]
@@ -82,7 +90,9 @@ def _one(model: FittedModel, optimum: Optimum) -> list[str | Grid | Entries]:
     items.append(("ties", _ties(optimum)))
     items.append(("cycle", _cycle(best)))
     items.append(("ceilings", _ceilings(optimum)))
-    items += [("settings", line) for line in setting_lines(best, model.calibration.comm.get(best.comm))]
+    # The launch line below states environment and flags itself.
+    comm = None if launched else model.calibration.comm.get(best.comm)
+    items += [("settings", line) for line in setting_lines(best, comm)]
     return [title, grid, Entries(items=items)]
 
 
@@ -219,8 +229,8 @@ def _ceilings(optimum: Optimum) -> str:
 
 
 def _several(
-    model: FittedModel, optima: Sequence[Optimum], steps: Sequence[ScheduleStep]
-) -> list[str | Grid | Entries]:
+    model: FittedModel, optima: Sequence[Optimum], steps: Sequence[ScheduleStep], *, launched: bool
+) -> list[Block]:
     best = [optimum.best for optimum in optima]
     settings = {c.comm for c in best}
     bars = [
@@ -252,7 +262,8 @@ def _several(
     if len(steps) > 1:
         items.append(("schedule", f"it changes only where that brings more than {100 * REGRET_TOLERANCE:g}\xa0%"))
     comm = steps[0].comm
-    items += [("settings", line) for line in comm_lines(comm, model.calibration.comm.get(comm))]
+    setting = None if launched else model.calibration.comm.get(comm)
+    items += [("settings", line) for line in comm_lines(comm, setting)]
     return ["the best for each batch" + ("" if len(settings) > 1 else f", {best[0].comm}"), grid, Entries(items=items)]
 
 

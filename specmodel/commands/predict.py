@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from specmodel.commands import options, output
 
 if TYPE_CHECKING:
-    from specmodel.decide import Candidate, Optimum
     from specmodel.model import FittedModel
-    from specmodel.report import Grid, Screen
+    from specmodel.optimum import Candidate, Optimum
+    from specmodel.report import Block, Screen
 
 EXAMPLES = """\
   specmodel predict calib.yaml                            every step count, batch and communication setting
@@ -99,7 +99,7 @@ def _screen(model: FittedModel, rows: list[tuple[Optimum, Candidate]], args: arg
     from specmodel.report import Entries, Screen
 
     cal = model.calibration
-    blocks: list[str | Grid | Entries] = [f"{cal.name}: {cal.description}" if cal.description else cal.name]
+    blocks: list[Block] = [f"{cal.name}: {cal.description}" if cal.description else cal.name]
     comms = list(dict.fromkeys(c.comm for _, c in rows))
     batches = list(dict.fromkeys(c.batch for _, c in rows))
     for comm in comms:

@@ -12,7 +12,7 @@ from specmodel.commands import options, output
 
 if TYPE_CHECKING:
     from specmodel.calibration import Calibration, CycleRow
-    from specmodel.report import Entries, Grid, Screen
+    from specmodel.report import Block, Grid, Screen
     from specmodel.validate import ValidatedRow, ValidationReport
 
 EXAMPLES = """\
@@ -146,7 +146,7 @@ def _screen(
 ) -> Screen:
     from specmodel.report import Entries, Screen
 
-    blocks: list[str | Grid | Entries] = [f"{cal.name}: {cal.description}" if cal.description else cal.name]
+    blocks: list[Block] = [f"{cal.name}: {cal.description}" if cal.description else cal.name]
     for title, report in reports:
         blocks.append(title)
         if report.rows:
@@ -180,13 +180,13 @@ def _grid(report: ValidationReport) -> Grid:
         values = [getattr(c, name) for c in cycles]
         if len(set(values)) > 1:
             cells = ["-" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values]
-            columns.append(Column(heading=heading, cells=cells, left=left))
+            columns.append(Column(heading=heading, cells=cells, left=left, priority=1))
     most = ["at most " if c.tok_s_at_most is not None else "" for c in cycles]
     columns += [
         Column(heading="predicted", cells=[rate(r.predicted_tok_s) for r in rows]),
-        Column(heading="90 % interval", cells=[interval(r.tok_s_interval) for r in rows]),
+        Column(heading="90 % interval", cells=[interval(r.tok_s_interval) for r in rows], priority=2),
         Column(heading="measured", cells=[m + rate(r.measured_tok_s) for m, r in zip(most, rows, strict=True)]),
-        Column(heading="error", cells=[change(r.error) for r in rows], priority=1),
+        Column(heading="error", cells=[change(r.error) for r in rows], priority=3),
         Column(heading="verdict", cells=[r.verdict for r in rows], left=True),
     ]
     bars = [

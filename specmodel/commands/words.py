@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specmodel.findings import findings_of
 from specmodel.measured import extrapolation
-from specmodel.observations import findings_of
 from specmodel.report import change, interval, rate, spans
 
 if TYPE_CHECKING:
     from specmodel.calibration import Calibration, CommSetting, CycleRow
-    from specmodel.decide import Candidate, Optimum
     from specmodel.model import FittedModel
+    from specmodel.optimum import Candidate, Optimum
 
 
 def setting_name(num_steps: int, topk: int, num_draft_tokens: int) -> str:
@@ -157,10 +157,14 @@ def doubtful_alone(model: FittedModel, best: Candidate) -> str | None:
 def refusal(model: FittedModel, optimum: Optimum, *, extrapolate: bool) -> str | None:
     """Say why the best of an answer is not recommended; None where it is."""
     best = optimum.best
+    reasons = []
     if best.extrapolated and not extrapolate:
-        return f"{name_of(best)} at batch {best.batch:g} is too far from what was measured ({_how_far(model, best)})"
+        far = _how_far(model, best)
+        reasons.append(f"{name_of(best)} at batch {best.batch:g} is too far from what was measured ({far})")
     text = doubtful_alone(model, best)
-    return None if text is None else f"{name_of(best)} rests only on a row that cannot be: {text}"
+    if text is not None:
+        reasons.append(f"{name_of(best)} rests only on a row that cannot be: {text}")
+    return "; ".join(reasons) or None
 
 
 def _how_far(model: FittedModel, c: Candidate) -> str:

@@ -1,0 +1,97 @@
+"""Numbers that physics forbids: they load, but they may not outweigh the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specmodel.calibration import Calibration
+from specmodel.speeds import Noise, stated_speed
+
+__all__ = ["Finding", "findings_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A cycle row whose physics cannot be, in one sentence, and how wide its noise must be to allow for that."""
+
+    row: int
+    text: str
+    sd: float
+    """Relative standard deviation, natural log."""
+    doubtful: tuple[int, ...]
+    """Rows of `measurements.cycles` whose noise is widened: this one, or the plain rows that it is compared with."""
+
+
+def findings_of(cal: Calibration) -> tuple[Finding, ...]:
+    """Cycle rows whose physics cannot be.
+
+    An acceptance length above num_steps + 1 (or the tokens verified), or a speedup over the best plain decoding of the
+    same place above the acceptance length (a cycle cannot be shorter than a plain step). Where most speculative rows
+    of a place are too fast, the plain row that makes them all so is the doubtful one.
+    """
+    noise = Noise()
+    rates: dict[int, float] = {}
+    plain: dict[tuple[float, int | None], list[int]] = {}
+    for i, row in enumerate(cal.measurements.cycles):
+        stated = stated_speed(row, noise)
+        length = 1.0 if row.num_steps == 0 else row.acceptance_length
+        if stated is None:
+            continue
+        form, value, _ = stated
+        if form == "tok_s":
+            rates[i] = value
+        elif length is not None:
+            rates[i] = 1000.0 * row.batch * length / value
+        if row.num_steps == 0 and not row.speculating:
+            plain.setdefault((row.batch, row.context_tokens), []).append(i)
+    compared: dict[tuple[float, int | None], int] = {}
+    excess: dict[int, float] = {}
+    found: list[Finding] = []
+    for i, row in enumerate(cal.measurements.cycles):
+        length = row.acceptance_length
+        if row.num_steps == 0 or length is None:
+            continue
+        most = min(row.num_steps + 1, row.verify_tokens)
+        place = (row.batch, row.context_tokens)
+        if length > most * 1.005:
+            text = f"acceptance_length {length:g} is above the {most} tokens that a cycle can emit; count it again"
+            found.append(
+                Finding(row=i, text=f"measurements.cycles[{i}]: {text}", sd=_doubt(length / most), doubtful=(i,))
+            )
+        elif place in plain and i in rates:
+            compared[place] = compared.get(place, 0) + 1
+            over = rates[i] / _best(plain[place], rates) / length
+            if over > 1.005:
+                excess[i] = over
+    for i, over in excess.items():
+        row = cal.measurements.cycles[i]
+        place = (row.batch, row.context_tokens)
+        base = _best(plain[place], rates)
+        here = sum(
+            1 for j in excess if (cal.measurements.cycles[j].batch, cal.measurements.cycles[j].context_tokens) == place
+        )
+        text = (
+            f"a speedup of {rates[i] / base:.2f} over plain decoding ({base:g} tok/s) is above the acceptance length "
+            f"{row.acceptance_length:g}; measure plain decoding again under the same conditions"
+        )
+        common = here >= 2 and 2 * here > compared[place]
+        found.append(
+            Finding(
+                row=i,
+                text=f"measurements.cycles[{i}]: {text}",
+                sd=_doubt(over),
+                doubtful=tuple(plain[place]) if common else (i,),
+            )
+        )
+    return tuple(sorted(found, key=lambda f: f.row))
+
+
+def _best(rows: list[int], rates: dict[int, float]) -> float:
+    return max(rates[i] for i in rows)
+
+
+def _doubt(ratio: float) -> float:
+    """Noise under which a row that is wrong by `ratio` is nothing special."""
+    return max(0.05, float(np.log(ratio)))
