@@ -11,7 +11,7 @@ END = HEAD + "end. Time elapsed: {t:.2f} s. mem usage=0.24 GB. avail mem={m:.2f}
 
 
 def grep(cut):
-    """The one-line check on eight ranks, `grep 'draft cuda graph' server.log`, its last line cut to `cut` characters."""
+    """The one-line check on eight ranks, `grep "draft cuda graph"`, its last line cut to `cut` characters."""
     lines = [BEGIN.format(s=8, r=rank, m=8.67 + 0.01 * rank) for rank in range(8)]
     lines += [END.format(s=12, r=rank, t=3.6, m=8.43 + 0.01 * rank) for rank in range(8)]
     last = lines.pop()
@@ -75,7 +75,7 @@ def test_a_failed_capture_is_no_capture(tmp_path):
 def test_a_drafter_without_a_capture_line_ran_eagerly(tmp_path):
     args = (
         "[2026-02-20 11:05:00] server_args=ServerArgs(model_path='m', tp_size=1, speculative_algorithm='EAGLE3', "
-        "speculative_num_steps={k}, speculative_eagle_topk=1, speculative_num_draft_tokens=4, disable_cuda_graph={off})\n"
+        "speculative_num_steps={k}, speculative_eagle_topk=1, disable_cuda_graph={off})\n"
     )
     capture = (
         "[2026-02-20 11:05:08 TP0] Capture cuda graph end. Time elapsed: 5.93 s. mem usage=0.71 GB. avail mem=2 GB.\n"

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from specmodel.engines.reading import Given, Reading
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["EXAMPLES", "add_arguments", "run"]
 
 FAMILY_NAMES = ("sglang", "vllm", "trtllm", "llamacpp", "nccl", "nsys", "torch", "inferencex")
 
-EPILOG = """examples:
+EXAMPLES = """\
   specmodel ingest server.log -o calib.yaml            a server's log: SGLang, vLLM, TensorRT-LLM, llama.cpp
   specmodel ingest k1.log k3.log k5.log.gz plain.log -o calib.yaml
                                                        a sweep: one log a step count, one without speculation
@@ -25,14 +25,11 @@ EPILOG = """examples:
   specmodel ingest before.prom after.prom server.log -o calib.yaml
                                                        two scrapes of /metrics count by their difference
   specmodel ingest server.log nccl.txt trace.json.gz --batch 1 -o calib.yaml
-then: specmodel optimize calib.yaml
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `specmodel ingest`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument(
         "sources", nargs="+", metavar="SOURCE", help="what an engine printed; - is stdin; .gz .xz .bz2 .zst too"
     )
@@ -77,7 +74,12 @@ def _batch(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ingest; return 0.
+    """What engines, profilers and NCCL printed, as one calibration file.
+
+    Returns
+    -------
+    int
+        0.
 
     Raises
     ------
@@ -94,13 +96,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("a source is named twice; name each once (its records would count double)")
     given = _given(args)
     calibration, readings = ingest(args.sources, given, _name(args), args.family)
-    _report(readings)
+    if not getattr(args, "quiet", False):
+        _report(readings)
     if args.output is not None:
         try:
             io.dump(calibration, args.output)
         except OSError as error:
             raise UsageError(f"{args.output} cannot be written: {error.strerror or error}") from None
-        sys.stderr.write(f"wrote {args.output}; next: specmodel optimize {args.output}\n")
+        if not getattr(args, "quiet", False):
+            sys.stderr.write(f"wrote {args.output}; next: specmodel optimize {args.output}\n")
     else:
         sys.stdout.write(io.dumps(calibration, "json" if args.json else "yaml"))
     return 0

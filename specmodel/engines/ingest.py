@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 from specmodel import documents
 from specmodel.calibration import Calibration
 from specmodel.engines import (
     llamacpp,
+    llamacpp_data,
     nccl,
     profilers,
     prometheus,
@@ -26,7 +28,7 @@ from specmodel.engines.stream import Handler, Source, failure, json_items, open_
 from specmodel.engines.vllm_log import VllmLog
 from specmodel.io import from_dict
 
-__all__ = ["ingest", "read_sources"]
+__all__ = ["ingest", "read_opened", "read_sources"]
 
 JsonReader = Callable[[Reading, Iterable[Any], Given], None]
 
@@ -60,7 +62,7 @@ _JSON: dict[str, tuple[str, JsonReader]] = {
     "vllm-bench": ("vLLM bench serve", vllm_data.bench_serve),
     "trtllm-metrics": ("TensorRT-LLM iteration records", trtllm.iterations),
     "trtllm-bench": ("trtllm-bench report", trtllm.bench_report),
-    "llamacpp-timings": ("llama.cpp timings", llamacpp.timings),
+    "llamacpp-timings": ("llama.cpp timings", llamacpp_data.timings),
     "nccl-json": ("nccl-tests JSON", nccl.tests_json),
 }
 
@@ -68,7 +70,7 @@ _SCRAPES: dict[str, tuple[str, Callable[[Reading, prometheus.Scrape, Given], Non
     "sglang-prometheus": ("SGLang metrics", sglang_metrics.metrics),
     "vllm-prometheus": ("vLLM metrics", vllm_data.metrics),
     "trtllm-prometheus": ("TensorRT-LLM metrics", trtllm.metrics),
-    "llamacpp-prometheus": ("llama.cpp metrics", llamacpp.metrics),
+    "llamacpp-prometheus": ("llama.cpp metrics", llamacpp_data.metrics),
 }
 
 
@@ -104,22 +106,27 @@ def ingest(
 
 
 def read_sources(paths: Sequence[str], given: Given, family: str | None = None) -> list[Reading]:
-    """Read each source; two scrapes of one process count as one source, by their difference.
+    """Open and read each source; two scrapes of one process count as one source, by their difference.
 
     Raises
     ------
     CalibrationError
         A source that cannot be read or recognised.
     """
+    return read_opened((open_source(path) for path in paths), given, family)
+
+
+def read_opened(sources: Iterable[Source], given: Given, family: str | None = None) -> list[Reading]:
+    """Read opened sources, as `read_sources` does, and close each."""
     readings: list[Reading] = []
     scrapes: list[tuple[str, str, prometheus.Scrape]] = []
-    for path in paths:
-        source = open_source(path)
-        kind = format_of(source.head, source.name, family)
-        if kind in _SCRAPES:
-            scrapes += [(kind, source.name, scrape) for scrape in prometheus.parse(whole_text(source))]
-            continue
-        found = _read(source, kind, given, family)
+    for source in sources:
+        with closing(source):
+            kind = format_of(source.head, source.name, family)
+            if kind in _SCRAPES:
+                scrapes += [(kind, source.name, scrape) for scrape in prometheus.parse(whole_text(source))]
+                continue
+            found = _read(source, kind, given, family)
         for reading in found:
             reading.caveats += [f"{source.name}: {warning}" for warning in source.warnings]
         readings += found

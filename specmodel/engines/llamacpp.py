@@ -1,4 +1,4 @@
-"""llama.cpp: server logs, speculative-simple output, `timings` of replies, `/metrics`.
+"""llama.cpp: server logs and the print-out of speculative-simple.
 
 The first token of a request comes from the prompt pass: a request of n tokens with a accepted drafts made n - a - 1
 cycles. Cycles whose draft came out empty (below p_min) are among them, but not among those that `mean len` counts.
@@ -7,20 +7,19 @@ cycles. Cycles whose draft came out empty (below p_min) are among them, but not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from specmodel.engines.identities import counts_at_positions
-from specmodel.engines.prometheus import Scrape
-from specmodel.engines.reading import Given, Lengths, Reading, Shape, add_length, number, rounded, summarise, whole
-from specmodel.engines.redact import model_name
+from specmodel.engines.reading import Given, Lengths, Reading, Shape, rounded, summarise
 from specmodel.engines.stream import Handler, strip_ansi
 
-__all__ = ["LlamaLog", "metrics", "timings"]
+__all__ = ["LlamaLog", "Request", "add_group", "agree"]
 
 _TASK = re.compile(rb"\bid\s+(\d+)\s*\|\s*task\s+(-?\d+)\s*\|")
-_EVAL = re.compile(rb"eval time =\s*(\d+\.\d+) ms /\s*(\d{1,9}) tokens")
+_EVAL = re.compile(
+    rb"eval time =\s*(\d+\.\d+) ms /\s*(\d{1,9}) tokens(?: \(\s*[\d.]+ ms per token,\s*(?P<rate>\d+\.\d+) tokens per)?"
+)
 _DRAFT = re.compile(rb"draft acceptance(?: rate)? = (\d\.\d+) \(\s*(\d{1,9}) accepted /\s*(\d{1,9}) generated\)")
 _MEAN = re.compile(rb"mean (?:len|acceptance length) =\s*(\d{1,4}\.\d+)")
 _RATES = re.compile(rb"acc(?:eptance rate)? per pos(?:ition)? = \((\d\.\d+(?:, \d\.\d+)*)\)")
@@ -35,7 +34,7 @@ _BUILD = re.compile(rb"build(?:_info)?: (?:b?(\d{4,6}))\b")
 
 
 @dataclass(slots=True)
-class _Request:
+class Request:
     """One request: its evaluation, and what was drafted."""
 
     eval_ms: float = 0.0
@@ -50,6 +49,7 @@ class _Request:
 
     @property
     def cycles(self) -> int:
+        """Return the cycles of the request: the prompt pass made its first token."""
         return self.tokens - (self.accepted or 0) - 1
 
     def verify_steps(self) -> int | None:
@@ -74,8 +74,8 @@ class LlamaLog:
     def __init__(self, source: str, given: Given) -> None:
         self.reading = Reading(source=source, kind="llama.cpp log")
         self.given = given
-        self._requests: list[_Request] = []
-        self._open: dict[bytes, _Request] = {}
+        self._requests: list[Request] = []
+        self._open: dict[bytes, Request] = {}
         self._busy: set[bytes] = set()
         self._shared: set[bytes] = set()
         self._latest = b""
@@ -132,7 +132,9 @@ class LlamaLog:
         key = self._key(prefix)
         if (before := self._open.get(key)) is not None and before.line < line - 2:
             before.shared |= key in self._shared
-        request = _Request(eval_ms=float(found[1]), tokens=int(found[2]), line=line, shared=key in self._shared)
+        request = Request(eval_ms=float(found[1]), tokens=int(found[2]), line=line, shared=key in self._shared)
+        if found["rate"] and not agree(1e3 * request.tokens, request.eval_ms, float(found["rate"])):
+            request.tokens = 0  # counted as damaged at the end
         self._open[key] = request
         if len(self._requests) < 2**17:
             self._requests.append(request)
@@ -158,7 +160,7 @@ class LlamaLog:
         if (request := self._open.get(self._key(prefix))) is not None:
             self._rates(request, strip_ansi(text))
 
-    def _rates(self, request: _Request, text: bytes) -> None:
+    def _rates(self, request: Request, text: bytes) -> None:
         if found := _RATES.search(text):
             rates = found[1].split(b", ")
             request.rates = tuple(float(rate) for rate in rates)
@@ -231,7 +233,7 @@ class LlamaLog:
         chains |= {len(r.rates) for r in usable if r.rates}
         known = given.shape.num_steps if given.shape is not None else max((c for c in chains if c), default=None)
         plain = [r for r in usable if r.accepted is None]
-        groups: dict[tuple[int, bool], list[_Request]] = {(0, True): plain} if plain else {}
+        groups: dict[tuple[int, bool], list[Request]] = {(0, True): plain} if plain else {}
         for request in usable:
             if request.accepted is None or not request.drafted:
                 continue
@@ -249,7 +251,7 @@ class LlamaLog:
         if known is not None:
             reading.shape = Shape(num_steps=known)
         for (steps, whole_chain), members in sorted(groups.items()):
-            _group(reading, steps, whole_chain, members)
+            add_group(reading, steps, whole_chain, members)
         self._draft_times(known)
 
     def _draft_times(self, steps: int | None) -> None:
@@ -263,7 +265,12 @@ class LlamaLog:
             self.reading.draft.append(row | {"note": note})
 
 
-def _group(reading: Reading, steps: int, whole_chain: bool, members: list[_Request]) -> None:
+def agree(tokens_ms: float, eval_ms: float, rate: float) -> bool:
+    """Whether a printed rate is that of its tokens and time."""
+    return eval_ms > 0 and abs(tokens_ms / eval_ms - rate) <= 0.006 + 0.002 * rate
+
+
+def add_group(reading: Reading, steps: int, whole_chain: bool, members: list[Request]) -> None:
     """Add the cycle and acceptance of requests that drafted alike."""
     alone = [r for r in members if not r.shared]
     reading.dropped["not timed: several slots were busy"] += len(members) - len(alone)
@@ -297,7 +304,7 @@ def _group(reading: Reading, steps: int, whole_chain: bool, members: list[_Reque
     reading.acceptance.append(entry)
 
 
-def _by_position(members: list[_Request], steps: int) -> list[int] | None:
+def _by_position(members: list[Request], steps: int) -> list[int] | None:
     """Return pooled counts by position, if every request lists them; an empty draft accepts nothing at any position."""
     total = [0] * steps
     for r in members:
@@ -309,85 +316,3 @@ def _by_position(members: list[_Request], steps: int) -> list[int] | None:
             return None
         total = [a + b for a, b in zip(total, counts, strict=True)]
     return total
-
-
-def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
-    """Read replies of `/completion`: the `timings` of each."""
-    reading.system["engine"] = "llama.cpp"
-    groups: dict[tuple[int, bool], list[_Request]] = {}
-    waiting: list[_Request] = []
-    for document in documents:
-        for reply in document if isinstance(document, list) else [document]:
-            times = reply.get("timings", reply) if isinstance(reply, dict) else None
-            tokens, ms = whole(times, "predicted_n"), number(times, "predicted_ms")
-            drafted, accepted = whole(times, "draft_n", low=0), whole(times, "draft_n_accepted", low=0)
-            if tokens is None or ms is None or tokens < 2 or (accepted or 0) > (drafted or 0):
-                reading.dropped["replies without timings, or of one token"] += 1
-                continue
-            if isinstance(reply, dict) and isinstance(name := reply.get("model"), str) and (short := model_name(name)):
-                reading.model["target"] = short
-            request = _Request(eval_ms=ms, tokens=tokens, accepted=accepted if drafted else None, drafted=drafted or 0)
-            if request.cycles < 1:
-                reading.dropped["replies whose counts contradict each other"] += 1
-            elif not drafted:
-                groups.setdefault((0, True), []).append(request)
-            elif (steps := request.full_chain()) is not None:
-                groups.setdefault((steps, True), []).append(request)
-            else:
-                waiting.append(request)
-    known = given.shape.num_steps if given.shape is not None else max((k for k, _ in groups), default=0)
-    if known:
-        reading.shape = Shape(num_steps=known)
-        groups.setdefault((known, False), []).extend(waiting)
-    elif waiting:
-        reading.questions.append(
-            "drafts stop early and the replies do not say where: say --num-steps; they are left out"
-        )
-    for (steps, whole_chain), members in sorted(groups.items()):
-        if members:
-            _group(reading, steps, whole_chain, members)
-
-
-def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
-    """Read `/metrics`: acceptance counts by position; the mean cycle where every cycle drafted."""
-    reading.system["engine"] = "llama.cpp"
-    since = "between two scrapes" if scrape.differenced else "since the start"
-    drafts, drafted, accepted = (
-        scrape.total(f"llamacpp:spec_decode_num_{name}") or 0.0
-        for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    by_position = scrape.positions("llamacpp:spec_decode_num_accepted_tokens_per_pos", "position")
-    tokens, seconds = scrape.total("llamacpp:tokens_predicted"), scrape.total("llamacpp:tokens_predicted_seconds")
-    busy = scrape.mean("llamacpp:n_busy_slots_per_decode") or 1.0
-    if not drafts:
-        if tokens and seconds and busy < 1.05:
-            note = f"{reading.source}: tokens_predicted_seconds over tokens_predicted {since}"
-            reading.cycles.append(
-                {"num_steps": 0, "batch": 1} | summarise([1e3 * seconds / tokens]).row("cycle_ms") | {"note": note}
-            )
-        return
-    falling = all(a >= b for a, b in zip([drafts, *by_position], by_position, strict=False))
-    if accepted > drafted or not falling or (by_position and abs(sum(by_position) - accepted) > 0.5):
-        reading.questions.append("the acceptance counters contradict each other; they are left out")
-        return
-    steps = len(by_position) or (
-        given.shape.num_steps if given.shape is not None else -(-round(drafted) // round(drafts))
-    )
-    shape = reading.shape = Shape(num_steps=steps)
-    reading.used["drafts"] += round(drafts)
-    note = f"{reading.source}: spec_decode counters {since}, {drafted / drafts:.3g} of at most {steps} drafts a pass"
-    if by_position:
-        entry = {"drafts": round(drafts), "accepted_per_position": [round(n) for n in by_position], "note": note}
-        reading.acceptance.append(shape.row() | entry)
-    else:
-        add_length(reading, shape, 1 + accepted / drafts, note, drafts)
-    if tokens and seconds and busy < 1.05:
-        cycles = tokens - accepted
-        if drafts < 0.95 * cycles:
-            reading.dropped["not timed: passes without drafts are in the same counters"] += round(cycles - drafts)
-            return
-        row: dict[str, Any] = shape.row() | {"batch": 1}
-        if drafted < 0.98 * steps * drafts:
-            row["mean_draft_tokens"] = rounded(drafted / cycles)
-        note = f"{reading.source}: tokens_predicted_seconds over predicted - accepted tokens {since}"
-        reading.cycles.append(row | summarise([1e3 * seconds / cycles]).row("cycle_ms") | {"note": note})

@@ -205,6 +205,7 @@ def _settings(readings: Sequence[Reading], given: Given) -> tuple[dict[str, Any]
         if reading.settings_known
     }
     comm: dict[str, Any] = {"default": {}}
+    said: dict[str, Any] = {}
     names = []
     for reading, (env, flags) in zip(readings, stated, strict=True):
         if not reading.settings_known and "engine" in reading.system and len(known) == 1:
@@ -212,11 +213,11 @@ def _settings(readings: Sequence[Reading], given: Given) -> tuple[dict[str, Any]
             ((env, flags),) = known.values()
         name = given.comm or setting_name(env, flags)
         setting = ({"env": env} if env else {}) | ({"flags": flags} if flags else {})
-        if comm.get(name, setting) not in (setting, {}) and setting:
+        if (setting or reading.settings_known) and said.setdefault(name, setting) != setting:
             must = f"one communication setting under the name {name}"
             fault = Fault(path=reading.source, must=must, got="another", remedy="give --comm to one source at a time")
             raise CalibrationError.of([fault], "ingest")
-        comm[name] = setting or comm.get(name, {})
+        comm[name] = said.get(name, {})
         names.append(name)
     return comm, names
 

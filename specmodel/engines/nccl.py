@@ -115,8 +115,12 @@ def _add_rows(reading: Reading, rows: list[Any], ranks: int | None, graph: int |
     if collective is None and ratio is None and rows:
         reading.questions.append("the table has neither a name nor bandwidths: was it all_reduce_perf? It is left out")
         return
-    pairs = [(a, b) for _, (a, b), _ in rows if a and b]
-    noise = math.sqrt(sum(math.log(a / b) ** 2 for a, b in pairs) / 2 / len(pairs)) if len(pairs) >= 4 else 0.02
+    apart = sorted(abs(math.log(a / b)) for _, (a, b), _ in rows if a and b)
+    # The two sides differ by sqrt(2) spreads; 1.4826 medians of a normal are one.
+    noise = 1.4826 * apart[len(apart) // 2] / math.sqrt(2) if len(apart) >= 4 else 0.02
+    sound = [row for row in rows if not all(row[1]) or abs(math.log(row[1][0] / row[1][1])) <= max(0.25, 6 * noise)]
+    reading.dropped["sizes whose two sides differ by far more than the others"] += len(rows) - len(sound)
+    rows = sound
     if ranks:
         reading.system["num_gpus"] = ranks
     for size, times, _ in sorted(rows, key=lambda row: row[0]):
@@ -168,6 +172,10 @@ def tests_json(reading: Reading, documents: Iterable[Any], given: Given) -> None
                 continue
             times = [number(side, "time") for side in sides]
             bandwidths = [(number(side, "alg_bw"), number(side, "bus_bw")) for side in sides]
+            pairs = zip(times, bandwidths, strict=True)
+            if size and any(us and alg and abs(size / us / 1e3 / alg - 1) > 0.02 for us, (alg, _) in pairs):
+                reading.dropped["results whose time and bandwidth contradict each other"] += 1
+                continue
             ratios = [bus / alg for alg, bus in bandwidths if alg and bus]
             first, second = (ms / 1e3 if ms else None for ms in times)
             rows.append((size, (first, second), sum(ratios) / len(ratios) if ratios else None))

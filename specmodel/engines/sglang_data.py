@@ -206,6 +206,9 @@ def bench_one_batch(reading: Reading, documents: Iterable[Any], given: Given) ->
             continue
         where = f"{reading.source} row {place}"
         inputs, outputs = whole(document, "input_len"), whole(document, "output_len")
+        if not _latency_holds(document, batch, outputs):
+            reading.dropped["rows whose latency is not that of their prefill and throughput"] += 1
+            continue
         row: dict[str, Any] = {"batch": batch}
         if inputs and outputs:
             row["context_tokens"] = inputs + outputs // 2
@@ -231,6 +234,16 @@ def bench_one_batch(reading: Reading, documents: Iterable[Any], given: Given) ->
                 reading.cycles[-1]["note"] += "; draft shape as the run's name gives it"
         else:
             reading.dropped["rows whose acceptance length cannot be"] += 1
+
+
+def _latency_holds(document: Any, batch: int, outputs: int | None) -> bool:
+    """Whether latency = time to first token + output tokens / throughput, where all are given."""
+    latency, ttft = number(document, "latency"), number(document, "last_ttft")
+    rates = number(document, "output_throughput"), number(document, "last_gen_throughput")
+    if latency is None or ttft is None or outputs is None or rates[0] is None:
+        return True
+    whole_run = abs((ttft + batch * outputs / rates[0]) / latency - 1) <= 0.05
+    return whole_run and (rates[1] is None or 0.7 <= rates[1] / rates[0] <= 1.5)
 
 
 def _named(name: Any, length: float) -> Shape | None:

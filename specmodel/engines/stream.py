@@ -70,10 +70,12 @@ class Source:
                 yield block
         except _BROKEN as error:
             self.warnings.append(f"the stream ends early ({type(error).__name__}); what came before it is used")
-        finally:
-            if self.raw is not sys.stdin.buffer:
-                self.stream.close()
-                self.raw.close()
+
+    def close(self) -> None:
+        """Close the file; stdin stays open."""
+        if self.raw is not sys.stdin.buffer:
+            self.stream.close()
+            self.raw.close()
 
 
 def open_source(path: str) -> Source:

@@ -100,7 +100,14 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
         reading.dropped["scrape in which nothing was drafted"] += 1
         return
     falling = all(a >= b for a, b in zip([drafts, *by_position], by_position, strict=False))
-    if accepted > drafted or not falling or (by_position and abs(sum(by_position) - accepted) > 0.001 * accepted + 2):
+    tokens = scrape.total("vllm:generation_tokens")
+    odd = drafted > steps * drafts or (tokens is not None and tokens < 0.98 * (drafts + accepted))
+    if (
+        accepted > drafted
+        or odd
+        or not falling
+        or (by_position and abs(sum(by_position) - accepted) > 0.001 * accepted + 2)
+    ):
         reading.questions.append("the acceptance counters contradict each other; they are left out")
         return
     shape = reading.shape = Shape(num_steps=steps)

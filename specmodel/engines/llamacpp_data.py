@@ -1,0 +1,99 @@
+"""llama.cpp's documents: `timings` of replies, and `/metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from specmodel.engines.llamacpp import Request, add_group, agree
+from specmodel.engines.prometheus import Scrape
+from specmodel.engines.reading import Given, Reading, Shape, add_length, number, rounded, summarise, whole
+from specmodel.engines.redact import model_name
+
+__all__ = ["metrics", "timings"]
+
+
+def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
+    """Read replies of `/completion`: the `timings` of each."""
+    reading.system["engine"] = "llama.cpp"
+    groups: dict[tuple[int, bool], list[Request]] = {}
+    waiting: list[Request] = []
+    for document in documents:
+        for reply in document if isinstance(document, list) else [document]:
+            times = reply.get("timings", reply) if isinstance(reply, dict) else None
+            tokens, ms = whole(times, "predicted_n"), number(times, "predicted_ms")
+            drafted, accepted = whole(times, "draft_n", low=0), whole(times, "draft_n_accepted", low=0)
+            if tokens is None or ms is None or tokens < 2 or (accepted or 0) > (drafted or 0):
+                reading.dropped["replies without timings, or of one token"] += 1
+                continue
+            if (rate := number(times, "predicted_per_second")) and not agree(1e3 * tokens, ms, rate):
+                reading.dropped["replies whose rate is not that of their tokens and time"] += 1
+                continue
+            if isinstance(reply, dict) and isinstance(name := reply.get("model"), str) and (short := model_name(name)):
+                reading.model["target"] = short
+            request = Request(eval_ms=ms, tokens=tokens, accepted=accepted if drafted else None, drafted=drafted or 0)
+            if request.cycles < 1:
+                reading.dropped["replies whose counts contradict each other"] += 1
+            elif not drafted:
+                groups.setdefault((0, True), []).append(request)
+            elif (steps := request.full_chain()) is not None:
+                groups.setdefault((steps, True), []).append(request)
+            else:
+                waiting.append(request)
+    known = given.shape.num_steps if given.shape is not None else max((k for k, _ in groups), default=0)
+    if known:
+        reading.shape = Shape(num_steps=known)
+        groups.setdefault((known, False), []).extend(waiting)
+    elif waiting:
+        reading.questions.append(
+            "drafts stop early and the replies do not say where: say --num-steps; they are left out"
+        )
+    for (steps, whole_chain), members in sorted(groups.items()):
+        if members:
+            add_group(reading, steps, whole_chain, members)
+
+
+def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
+    """Read `/metrics`: acceptance counts by position; the mean cycle where every cycle drafted."""
+    reading.system["engine"] = "llama.cpp"
+    since = "between two scrapes" if scrape.differenced else "since the start"
+    drafts, drafted, accepted = (
+        scrape.total(f"llamacpp:spec_decode_num_{name}") or 0.0
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    by_position = scrape.positions("llamacpp:spec_decode_num_accepted_tokens_per_pos", "position")
+    tokens, seconds = scrape.total("llamacpp:tokens_predicted"), scrape.total("llamacpp:tokens_predicted_seconds")
+    busy = scrape.mean("llamacpp:n_busy_slots_per_decode") or 1.0
+    if not drafts:
+        if tokens and seconds and busy < 1.05:
+            note = f"{reading.source}: tokens_predicted_seconds over tokens_predicted {since}"
+            reading.cycles.append(
+                {"num_steps": 0, "batch": 1} | summarise([1e3 * seconds / tokens]).row("cycle_ms") | {"note": note}
+            )
+        return
+    falling = all(a >= b for a, b in zip([drafts, *by_position], by_position, strict=False))
+    odd = drafted > len(by_position or [1] * 1000) * drafts or (tokens is not None and tokens < drafts + accepted)
+    if accepted > drafted or odd or not falling or (by_position and abs(sum(by_position) - accepted) > 0.5):
+        reading.questions.append("the acceptance counters contradict each other; they are left out")
+        return
+    steps = len(by_position) or (
+        given.shape.num_steps if given.shape is not None else -(-round(drafted) // round(drafts))
+    )
+    shape = reading.shape = Shape(num_steps=steps)
+    reading.used["drafts"] += round(drafts)
+    note = f"{reading.source}: spec_decode counters {since}, {drafted / drafts:.3g} of at most {steps} drafts a pass"
+    if by_position:
+        entry = {"drafts": round(drafts), "accepted_per_position": [round(n) for n in by_position], "note": note}
+        reading.acceptance.append(shape.row() | entry)
+    else:
+        add_length(reading, shape, 1 + accepted / drafts, note, drafts)
+    if tokens and seconds and busy < 1.05:
+        cycles = tokens - accepted
+        if drafts < 0.95 * cycles:
+            reading.dropped["not timed: passes without drafts are in the same counters"] += round(cycles - drafts)
+            return
+        row: dict[str, Any] = shape.row() | {"batch": 1}
+        if drafted < 0.98 * steps * drafts:
+            row["mean_draft_tokens"] = rounded(drafted / cycles)
+        note = f"{reading.source}: tokens_predicted_seconds over predicted - accepted tokens {since}"
+        reading.cycles.append(row | summarise([1e3 * seconds / cycles]).row("cycle_ms") | {"note": note})
