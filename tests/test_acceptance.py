@@ -18,7 +18,7 @@ HISTOGRAMS = st.lists(st.integers(0, 500), min_size=2, max_size=10).filter(any).
 
 
 # ------------------------------------------------------------------------------------------------ curves and lengths
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(INSIDE_CURVES)
 def test_conditionals_and_survival_are_two_forms_of_one_curve(conditional: np.ndarray) -> None:
     survival = acceptance.survival_from_conditional(conditional)
@@ -26,7 +26,7 @@ def test_conditionals_and_survival_are_two_forms_of_one_curve(conditional: np.nd
     assert acceptance.conditional_from_survival(survival) == pytest.approx(conditional, rel=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(CURVES)
 def test_where_nothing_survives_the_conditional_is_zero(conditional: np.ndarray) -> None:
     survival = acceptance.survival_from_conditional(np.append(conditional, [0.0, 0.7]))
@@ -35,7 +35,7 @@ def test_where_nothing_survives_the_conditional_is_zero(conditional: np.ndarray)
     assert acceptance.survival_from_conditional(again) == pytest.approx(survival, rel=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(CURVES)
 def test_lengths_for_every_step_count(conditional: np.ndarray) -> None:
     lengths = acceptance.acceptance_lengths(conditional)
@@ -49,7 +49,7 @@ def test_lengths_for_every_step_count(conditional: np.ndarray) -> None:
     assert lengths[-1] == pytest.approx(acceptance.acceptance_length(survival), rel=1e-14)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(CURVES, st.integers(0, 11), PROBABILITY)
 def test_the_length_rises_with_each_conditional(conditional: np.ndarray, position: int, other: float) -> None:
     i = position % len(conditional)
@@ -71,7 +71,7 @@ def test_curves_of_many_workloads_at_once() -> None:
         )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(CURVES)
 def test_variance_is_that_of_the_distribution(conditional: np.ndarray) -> None:
     survival = acceptance.survival_from_conditional(conditional)
@@ -83,7 +83,7 @@ def test_variance_is_that_of_the_distribution(conditional: np.ndarray) -> None:
     assert acceptance.acceptance_variance(survival) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(0.0, 1.0), st.integers(0, 40))
 def test_one_rate_at_every_position(alpha: float, num_steps: int) -> None:
     expected = 1.0 + np.sum(alpha ** np.arange(1.0, num_steps + 1))
@@ -102,7 +102,7 @@ def test_one_rate_broadcasts() -> None:
     assert lengths.tolist() == [[1.0, 1.0, 1.0], [1.0, 1.5, 1.75], [1.0, 2.0, 3.0]]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(-15.0, 15.0))
 def test_logit_and_sigmoid_are_inverse(x: float) -> None:
     assert acceptance.logit(acceptance.sigmoid(x)) == pytest.approx(x, rel=1e-8, abs=1e-8)
@@ -113,7 +113,7 @@ def test_logit_of_certainty_is_finite() -> None:
     assert np.all(np.diff(acceptance.sigmoid(np.linspace(-800.0, 800.0, 33))) >= 0.0)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(-4.0, 4.0), min_size=1, max_size=10).map(np.array))
 def test_gradient_of_the_log_length(logits: np.ndarray) -> None:
     value, gradient = acceptance.log_length_gradient(acceptance.sigmoid(logits))
@@ -129,7 +129,7 @@ def test_gradient_of_the_log_length(logits: np.ndarray) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- means and mixtures
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(1.0, 10.0), st.floats(0.01, 10.0)), min_size=1, max_size=8))
 def test_the_harmonic_mean_lies_below_the_arithmetic_and_within_its_values(rows: list[tuple[float, float]]) -> None:
     values, weights = np.array(rows).T
@@ -147,7 +147,7 @@ def test_mixtures_of_whole_curves() -> None:
     assert mixed == pytest.approx([acceptance.harmonic_mean(column, [3.0, 1.0]) for column in lengths.T], rel=1e-14)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(1.0, 1e6), st.floats(1.0, 1e4), st.floats(0.0, 1.0))
 def test_counts_are_never_worth_more_than_independent_ones(drafts: float, prompts: float, icc: float) -> None:
     effect = acceptance.design_effect(drafts, prompts, icc)
@@ -156,7 +156,7 @@ def test_counts_are_never_worth_more_than_independent_ones(drafts: float, prompt
 
 
 # ---------------------------------------------------------------------------------------------------------- estimates
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(HISTOGRAMS)
 def test_a_histogram_gives_its_own_frequencies(histogram: np.ndarray) -> None:
     estimate = acceptance.kaplan_meier(histogram)
@@ -171,7 +171,7 @@ def test_a_histogram_gives_its_own_frequencies(histogram: np.ndarray) -> None:
     assert estimate.survival_sd == pytest.approx(np.sqrt(frequency * (1.0 - frequency) / n), rel=1e-9, abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(HISTOGRAMS)
 def test_twice_the_counts_say_the_same_more_surely(histogram: np.ndarray) -> None:
     once, twice = acceptance.kaplan_meier(histogram), acceptance.kaplan_meier(2 * histogram)
@@ -179,7 +179,7 @@ def test_twice_the_counts_say_the_same_more_surely(histogram: np.ndarray) -> Non
     assert twice.length_sd == pytest.approx(once.length_sd / np.sqrt(2.0), rel=1e-9, abs=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.1, 10.0)), min_size=1, max_size=12))
 def test_the_monotone_fit_is_the_least_squares_one(rows: list[tuple[float, float]]) -> None:
     values, weights = np.array(rows).T

@@ -16,7 +16,7 @@ STEPS = st.integers(0, 30)
 
 
 # ------------------------------------------------------------------------------------------------ one acceptance rate
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(0.0, 1.0), STEPS)
 def test_the_variance_agrees_with_that_of_the_survival(alpha: float, num_steps: int) -> None:
     expected = acceptance.acceptance_variance(alpha ** np.arange(1.0, num_steps + 1))
@@ -41,7 +41,7 @@ def test_the_variance_of_many_at_once() -> None:
     assert np.all(together[2] == 0.0)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, st.integers(1, 30), st.floats(0.0, 2.0))
 def test_speed_and_arithmetic_of_a_chain(alpha: float, num_steps: int, cost: float) -> None:
     length = 1.0 + np.sum(alpha ** np.arange(1.0, num_steps + 1))
@@ -59,7 +59,7 @@ def test_plain_decoding_is_the_unit() -> None:
     assert closed_forms.oracle_tokens(1.0) == np.inf
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=8), st.data(), st.floats(0.05, 1.0))
 def test_acceptance_is_the_overlap_of_the_distributions(weights: list[float], data: st.DataObject, l: float) -> None:  # noqa: E741
     p = np.array(weights) / np.sum(weights)
@@ -73,7 +73,7 @@ def test_acceptance_is_the_overlap_of_the_distributions(weights: list[float], da
 
 
 # --------------------------------------------------------------------------------------------------------- break-even
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(0.0, 1.0), st.integers(1, 40))
 def test_break_even_is_the_inverse_of_the_length(alpha: float, num_steps: int) -> None:
     length = acceptance.constant_acceptance_length(alpha, num_steps)
@@ -81,7 +81,7 @@ def test_break_even_is_the_inverse_of_the_length(alpha: float, num_steps: int) -
     assert acceptance.constant_acceptance_length(root, num_steps) == pytest.approx(length, rel=1e-10)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(1.0, 30.0), st.integers(1, 29))
 def test_more_steps_need_less_acceptance(cycle_ratio: float, num_steps: int) -> None:
     fewer, more, endless = closed_forms.break_even_acceptance(cycle_ratio, [num_steps, num_steps + 1, np.inf])
@@ -96,7 +96,7 @@ def test_break_even_of_what_cannot_lose_or_win() -> None:
     assert np.all(np.isnan(needed[[3, 5]]))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, st.integers(1, 20), COST)
 def test_above_break_even_is_faster_than_plain(alpha: float, num_steps: int, cost: float) -> None:
     needed = float(closed_forms.break_even_acceptance(1.0 + cost * num_steps, num_steps))
@@ -105,7 +105,7 @@ def test_above_break_even_is_faster_than_plain(alpha: float, num_steps: int, cos
     assert (speedup > 1.0) == (not np.isnan(needed) and alpha > needed)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(*[st.floats(0.1, 100.0)] * 3, st.floats(1.0, 8.0))
 def test_time_per_token_and_the_overhead_it_implies(
     draft: float, verify: float, overhead: float, length: float
@@ -116,7 +116,7 @@ def test_time_per_token_and_the_overhead_it_implies(
 
 
 # ------------------------------------------------------------------------------------------------------------ optimum
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, COST)
 def test_the_best_whole_steps_are_those_of_a_scan(alpha: float, cost: float) -> None:
     scan = closed_forms.walltime_factor(alpha, np.arange(400), cost)
@@ -131,7 +131,7 @@ def test_the_best_whole_steps_are_those_of_a_scan(alpha: float, cost: float) -> 
     assert speedup <= adaptive.oracle_speedup(alpha, cost) + 1e-12 or cost > 1.0
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, COST)
 def test_the_real_optimum_bounds_every_whole_one(alpha: float, cost: float) -> None:
     steps, speedup = closed_forms.continuous_best_steps(alpha, cost)
@@ -170,7 +170,7 @@ def test_optimum_where_every_step_pays_or_none() -> None:
     assert closed_forms.continuous_best_steps(alpha, cost)[0].tolist() == steps.tolist()
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=15), st.floats(0.5, 3.0), st.data())
 def test_convex_cost_gives_one_peak_and_the_first_stop_finds_it(
     conditional: list[float], base: float, data: st.DataObject
@@ -183,7 +183,7 @@ def test_convex_cost_gives_one_peak_and_the_first_stop_finds_it(
     assert ratio[closed_forms.first_stop(lengths, cycle)] == pytest.approx(ratio.max(), rel=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.01, 2.0)), min_size=1, max_size=15), st.floats(-5.0, 50.0))
 def test_any_cost_is_settled_by_a_scan_or_by_dinkelbach(rows: list[tuple[float, float]], start: float) -> None:
     conditional, rises = np.array(rows).T
@@ -202,7 +202,7 @@ def test_any_cost_is_settled_by_a_scan_or_by_dinkelbach(rows: list[tuple[float, 
 
 
 # ------------------------------------------------------------------------------------------------------------- batch
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, st.integers(1, 12), st.integers(1, 64))
 def test_lock_step_loses_and_the_longest_gains_with_the_batch(alpha: float, num_steps: int, batch: int) -> None:
     survival = alpha ** np.arange(1, num_steps + 1)
@@ -215,7 +215,7 @@ def test_lock_step_loses_and_the_longest_gains_with_the_batch(alpha: float, num_
     assert ragged - 1e-12 <= longest[1] <= longest[2] <= num_steps + 1.0
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, st.integers(0, 12), st.floats(1.0, 400.0), st.floats(16.0, 512.0), st.floats(0.001, 0.3))
 def test_the_knee_makes_speculation_pay_less_with_the_batch(
     alpha: float, num_steps: int, batch: float, knee: float, cost: float
@@ -231,7 +231,7 @@ def test_the_knee_makes_speculation_pay_less_with_the_batch(
         assert speedup[1] <= speedup[0] + 1e-12
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, st.integers(1, 200), st.integers(16, 512))
 def test_the_fill_rule_is_the_scan_for_cheap_drafts(alpha: float, batch: int, knee: int) -> None:
     steps = float(verify_forms.fill_rule_steps(alpha, batch, knee, 0.001))
@@ -243,7 +243,7 @@ def test_the_fill_rule_is_the_scan_for_cheap_drafts(alpha: float, batch: int, kn
 
 
 # ----------------------------------------------------------------------------------------------------------- ceilings
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, st.floats(0.01, 0.5), st.floats(0.0, 1.0))
 def test_choosing_steps_again_never_loses(alpha: float, cost: float, kept: float) -> None:
     steps, now = closed_forms.best_steps(alpha, cost)
@@ -255,7 +255,7 @@ def test_choosing_steps_again_never_loses(alpha: float, cost: float, kept: float
     assert fixed >= now - 1e-12
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(ALPHA, st.integers(0, 20), st.floats(0.1, 50.0), st.floats(0.1, 50.0))
 def test_other_ceilings(alpha: float, num_steps: int, draft: float, verify: float) -> None:
     length = acceptance.constant_acceptance_length(alpha, num_steps)

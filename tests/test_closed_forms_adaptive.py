@@ -29,7 +29,7 @@ def test_the_oracle_at_its_ends() -> None:
     assert adaptive.oracle_gain(0.3, 0.9) == pytest.approx(1.0 / 0.97 - 1.0)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(0.01, 0.99), st.floats(0.01, 1.0))
 def test_the_oracle_is_never_slower(alpha: float, cost: float) -> None:
     assert adaptive.oracle_gain(alpha, cost) >= -1e-12
@@ -91,7 +91,7 @@ def test_no_confidence_no_draft() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- requests
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0.05, 0.98), st.floats(0.1, 5.0)), min_size=1, max_size=6), COST)
 def test_a_length_for_each_request_never_loses(rows: list[tuple[float, float]], cost: float) -> None:
     alpha, share = np.array(rows).T

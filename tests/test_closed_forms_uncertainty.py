@@ -16,7 +16,7 @@ METHODS = ("clopper-pearson", "wilson", "jeffreys")
 
 
 # ----------------------------------------------------------------------------------------------------------- intervals
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 2000), st.data(), st.sampled_from(METHODS), st.floats(0.5, 0.99))
 def test_binomial_intervals_hold_the_frequency_and_mirror(
     trials: int, data: st.DataObject, method: Any, level: float
@@ -48,7 +48,7 @@ def test_coverage_of_binomial_intervals(method: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ mixtures
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.floats(0.3, 30.0), st.floats(0.3, 30.0), st.integers(1, 12))
 def test_survival_of_a_beta_mixture(a: float, b: float, num_steps: int) -> None:
     survival = uncertainty.beta_survival(a, b, num_steps)
@@ -62,7 +62,7 @@ def test_survival_of_a_beta_mixture(a: float, b: float, num_steps: int) -> None:
     assert np.all(uncertainty.beta_pooled_survival(a, b, num_steps, 5) <= survival * (1 + 1e-9))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.floats(0.5, 30.0), st.floats(0.5, 30.0), st.integers(1, 12))
 def test_a_curve_pooled_at_the_steps_it_is_used_at_is_right(a: float, b: float, num_steps: int) -> None:
     pooled = acceptance.acceptance_length(uncertainty.beta_pooled_survival(a, b, num_steps, num_steps))
@@ -75,7 +75,7 @@ def test_a_narrow_mixture_is_one_rate() -> None:
     )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.05, 0.95), min_size=2, max_size=4), st.floats(0.05, 0.95), st.integers(1, 8))
 def test_order_in_time_changes_the_long_run_variance_alone(alpha: list[float], stay: float, num_steps: int) -> None:
     moments = uncertainty.modulated_acceptance(alpha, stay, num_steps)
@@ -90,7 +90,7 @@ def test_order_in_time_changes_the_long_run_variance_alone(alpha: list[float], s
         assert moments.inflation == pytest.approx(1.0 + 2.0 * lags.sum(), rel=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(1.0, 1e6), st.floats(-0.9, 0.99))
 def test_effective_samples(samples: float, correlation: float) -> None:
     effective = uncertainty.effective_sample_size(samples, correlation)
@@ -98,7 +98,7 @@ def test_effective_samples(samples: float, correlation: float) -> None:
     assert uncertainty.effective_sample_size(effective, -correlation) == pytest.approx(samples, rel=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(1.0, 9.0), st.floats(0.01, 20.0), st.floats(0.001, 0.2))
 def test_cycles_for_a_precision_give_it(mean: float, variance: float, relative: float) -> None:
     cycles = uncertainty.cycles_for_precision(mean, variance, relative, 0.95)
@@ -144,7 +144,7 @@ def test_the_product_limit_by_hand() -> None:
     assert estimate.survival_sd[1] == pytest.approx(np.sqrt(variance), rel=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 3000), min_size=2, max_size=8).filter(any))
 def test_jeffreys_posterior_tends_to_the_counts(histogram: list[int]) -> None:
     h = np.array(histogram) * 10_000
@@ -164,7 +164,7 @@ def test_jeffreys_moments_by_draws() -> None:
     assert sd == pytest.approx(lengths.std(), rel=4.0 / np.sqrt(2 * 200_000) * 1.5)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(0.05, 0.95), st.integers(1, 10))
 def test_the_censored_estimate_finds_its_own_rate(alpha: float, num_steps: int) -> None:
     # In expectation a cycle accepts E[N] - 1 drafts and rejects one unless it accepts all.
@@ -179,7 +179,7 @@ def test_the_censored_estimate_finds_its_own_rate(alpha: float, num_steps: int) 
     assert by_moments == pytest.approx(alpha, rel=1e-8)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(1.0, 9.0), st.floats(1.0, 90.0), st.floats(0.001, 0.5), st.floats(0.001, 0.5), st.floats(-1.0, 1.0))
 def test_a_ratio_is_surer_the_more_its_parts_vary_together(a: float, c: float, x: float, y: float, r: float) -> None:
     ratio, sd = uncertainty.ratio_sd((a, c), (x * a, y * c), r)
@@ -189,7 +189,7 @@ def test_a_ratio_is_surer_the_more_its_parts_vary_together(a: float, c: float, x
     assert uncertainty.ratio_sd((a, c), (x * a, x * c), 1.0)[1] == pytest.approx(0.0, abs=1e-7)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.integers(6, 200), st.integers(1, 4), st.floats(0.01, 10.0))
 def test_a_parameter_must_earn_its_keep(observations: int, parameters: int, rss: float) -> None:
     fewer = uncertainty.corrected_aic(rss, observations, parameters)
@@ -202,7 +202,7 @@ def test_a_parameter_must_earn_its_keep(observations: int, parameters: int, rss:
 BELIEFS = st.lists(st.tuples(st.floats(-3.0, 3.0), st.floats(0.3, 3.0)), min_size=2, max_size=5)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(BELIEFS, st.floats(0.1, 5.0))
 def test_no_measurement_is_worth_more_than_knowing_all(rows: list[tuple[float, float]], noise: float) -> None:
     mean, sd = np.array(rows).T
@@ -218,7 +218,7 @@ def test_no_measurement_is_worth_more_than_knowing_all(rows: list[tuple[float, f
     assert same == pytest.approx(best, abs=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.floats(-30.0, 30.0))
 def test_expected_excess(z: float) -> None:
     excess = uncertainty.expected_excess(z)
@@ -226,7 +226,7 @@ def test_expected_excess(z: float) -> None:
     assert excess - uncertainty.expected_excess(-z) == pytest.approx(z, rel=1e-9, abs=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.2, 3.0)), min_size=1, max_size=5))
 def test_shares_of_a_budget_follow_the_ratio_of_noise_and_distance(rows: list[tuple[float, float]]) -> None:
     distance, sd = np.array(rows).T

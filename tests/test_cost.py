@@ -85,7 +85,7 @@ def test_names_of_the_parameters_stand_in_the_order_of_the_vector() -> None:
 
 # --------------------------------------------------------------------------------------------------------- derivatives
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(seed=SEEDS)
 def test_derivatives(structure: CostStructure, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def test_derivatives(structure: CostStructure, seed: int) -> None:
             assert np.all(difference <= bound), (part, cost.parameter_names(COMMS)[i])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(SEEDS)
 def test_shares_of_a_part_are_the_elasticities_of_the_cycle(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -124,7 +124,7 @@ def test_shares_of_a_part_are_the_elasticities_of_the_cycle(seed: int) -> None:
 
 # -------------------------------------------------------------------------------------------------- signs and scales
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(seed=SEEDS)
 def test_every_part_is_positive_and_verify_rises_with_tokens_and_batch(structure: CostStructure, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -148,7 +148,7 @@ def test_every_part_is_positive_and_verify_rises_with_tokens_and_batch(structure
     assert np.all(cost.cost(theta, farther, structure).draft_ms > values.draft_ms)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(SEEDS, st.floats(0.1, 10.0))
 def test_the_plain_pass_is_the_unit_of_all_but_known_all_reduces(seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
@@ -161,7 +161,7 @@ def test_the_plain_pass_is_the_unit_of_all_but_known_all_reduces(seed: int, scal
         assert getattr(after, part) == pytest.approx(scale * getattr(before, part), rel=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(SEEDS)
 def test_known_all_reduces_add_to_the_verify_pass(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -335,7 +335,7 @@ def test_points_of_any_shapes_broadcast(structure: CostStructure) -> None:
     assert len(CostPoints(**flat)) == 30
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 512), st.data())
 def test_distinct_experts_lie_between_one_token_and_all(num_experts: int, data: st.DataObject) -> None:
     per_token = data.draw(st.integers(1, num_experts))

@@ -123,7 +123,7 @@ def test_many_points_are_as_few(name: str, repeated: bool) -> None:
     assert MEANS[name](weights, left, right, scale) == pytest.approx(weights @ whole, rel=1e-11, abs=1e-11)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(-5.0, 5.0), min_size=2, max_size=12), st.floats(0.1, 5.0))
 def test_the_correlation_falls_with_distance(places: list[float], length: float) -> None:
     x = np.array(places)

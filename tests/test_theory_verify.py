@@ -141,7 +141,7 @@ def vllm(batch: float, num_steps: int, **changes: Any) -> tuple[float, float]:
         speculating=1.0, topk=1, draft_mode=0, verify_eager=0.0,
     )  # fmt: skip
     points, _ = deployment.points(settings)
-    return float(points.padded_tokens[0]), float(points.verify_eager[0])
+    return float(np.ravel(points.padded_tokens)[0]), float(np.ravel(points.verify_eager)[0])
 
 
 def test_number_of_captured_sizes() -> None:

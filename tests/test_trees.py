@@ -212,13 +212,13 @@ def rank_tables(draw: st.DrawFn) -> np.ndarray:
     return np.array(rows)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(rank_tables(), st.integers(1, 12))
 def test_greedy_equals_the_dynamic_programme_for_any_table(probability: np.ndarray, num_tokens: int) -> None:
     assert greedy_length(probability, num_tokens) == pytest.approx(programme(probability, num_tokens)[-1], rel=1e-12)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(rank_tables(), st.integers(1, 40))
 def test_grown_nodes_are_a_tree_best_first(probability: np.ndarray, num_tokens: int) -> None:
     nodes = acceptance.grow_tree(probability, num_tokens)
@@ -246,7 +246,7 @@ RATIOS = st.floats(0.05, 0.95)
 LIMITS = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(2, 40))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(CONDITIONALS, RATIOS, LIMITS)
 def test_a_tree_grows_with_every_limit_and_never_below_its_chain(
     conditional: np.ndarray, ratio: float, limits: tuple[int, int, int]
@@ -261,7 +261,7 @@ def test_a_tree_grows_with_every_limit_and_never_below_its_chain(
     assert 1.0 <= length <= min(num_steps + 1, tokens) + 1e-12
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(CONDITIONALS, RATIOS, LIMITS)
 def test_a_tree_of_better_acceptance_is_longer(
     conditional: np.ndarray, ratio: float, limits: tuple[int, int, int]
@@ -286,7 +286,7 @@ def has_a_kink(conditional: np.ndarray, ratio: float, limits: tuple[int, int, in
     return tie or bool(np.any(np.abs(together - 1.0) < 1e-3))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(CONDITIONALS, RATIOS, LIMITS)
 def test_derivatives_of_the_length(conditional: np.ndarray, ratio: float, limits: tuple[int, int, int]) -> None:
     assume(not has_a_kink(conditional, ratio, limits))
