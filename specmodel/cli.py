@@ -26,6 +26,8 @@ COMMANDS = {
     "fit": ("specmodel.commands.fit", "the fitted terms of the cost model and the acceptance, with intervals"),
     "validate": ("specmodel.commands.validate", "predicted against measured, row by row"),
     "compare": ("specmodel.commands.compare", "what changed between two calibrations, term by term"),
+    "ingest": ("specmodel.engines.command", "a calibration from what an engine printed: logs, metrics, traces"),
+    "measure": ("specmodel.harness.command", "a calibration from this machine's GPUs, without an engine"),
     "schema": ("specmodel.commands.schema", "the file format: JSON Schema, or a commented starter file"),
 }
 
@@ -51,6 +53,8 @@ class _Parser(argparse.ArgumentParser):
     examples = ""
 
     def format_help(self) -> str:
+        if self.epilog and not self.examples:
+            self.examples, self.epilog = self.epilog.removeprefix("examples:\n").rstrip("\n"), None
         head = f"examples:\n{self.examples}\n\n" if self.examples else ""
         return f"{head}{super().format_help()}\n{EXIT_CODES}\n"
 

@@ -90,6 +90,7 @@ class Grid:
     """One character before each row."""
     bars: Sequence[Bar] = ()
     axis: Axis | None = None
+    plot_priority: int = 1
     strong: frozenset[int] = frozenset()
     """Rows that stand out where there is colour."""
     legend: str = ""
@@ -212,22 +213,20 @@ def _heading(axis: Axis, width: int) -> str:
 def _chosen(grid: Grid, width: int) -> tuple[list[Column], int]:
     """Return the columns that fit, and the width that is left for the plot (0: none)."""
     sizes = [max([len(c.heading), *map(len, c.cells)]) + _GAP for c in grid.columns]
-    left = (
-        width
-        - (1 if grid.marks else 0)
-        + _GAP
-        - sum(s for c, s in zip(grid.columns, sizes, strict=True) if not c.priority)
-    )
-    chart = _LEAST_PLOT + _GAP if grid.axis is not None and left >= _LEAST_PLOT + _GAP else 0
-    left -= chart
-    kept = {i for i, column in enumerate(grid.columns) if not column.priority}
-    for i in sorted(range(len(sizes)), key=lambda i: grid.columns[i].priority):
-        if i not in kept:
-            if sizes[i] > left:
-                break
-            kept.add(i)
-            left -= sizes[i]
-    size = min(chart - _GAP + left, _MOST_PLOT) if chart else 0
+    left = width + _GAP - (1 if grid.marks else 0)
+    kept, plotted = set[int](), False
+    plot = (grid.plot_priority, -1)  # before the columns of its priority
+    wanted = sorted([(c.priority, i) for i, c in enumerate(grid.columns)] + ([plot] if grid.axis else []))
+    for priority, i in wanted:
+        size = _LEAST_PLOT + _GAP if i < 0 else sizes[i]
+        if size > left and priority:
+            if i < 0:
+                continue
+            break
+        left -= size
+        kept.add(i)
+        plotted = plotted or i < 0
+    size = min(_LEAST_PLOT + max(left, 0), _MOST_PLOT) if plotted else 0
     return [column for i, column in enumerate(grid.columns) if i in kept], size
 
 

@@ -187,6 +187,7 @@ def _configurations_grid(rows: list[ConfigurationChange], left_out: int) -> Grid
         marks=["*" if c.clear else " " for c in changes],
         bars=bars,
         axis=axis_of(bars, "after / before", 1.0),
+        plot_priority=3,
         strong=frozenset(i for i, c in enumerate(changes) if c.clear),
         legend=f"* clear{more}",
     )

@@ -94,13 +94,12 @@ def _screen(model: FittedModel, args: argparse.Namespace) -> Screen:
     lacking = absent(cal)
     facts = [("given", given(cal))] + ([("not given", lacking)] if lacking else [])
     terms = [t for t in model.terms if t.informed > 0.05 and _in_reach(t, model)]
+
     ranges = [f"{number(t.low, t)} to {number(t.high, t)}" for t in terms]
     columns = [
         Column(heading="term", cells=[t.name for t in terms], left=True),
         Column(heading="value", cells=[number(t.value, t) for t in terms]),
-        Column(
-            heading="90 % interval", cells=[f"{number(t.low, t)} to {number(t.high, t)}" for t in terms], priority=1
-        ),
+        Column(heading="90 % interval", cells=ranges, priority=1),
         Column(heading="unit", cells=[t.unit for t in terms], left=True, priority=2),
         Column(heading="known", cells=[f"{100 * t.informed:.0f} %" for t in terms], priority=3),
         Column(heading="what", cells=[MEANING.get(t.name.partition("[")[0], "") for t in terms], left=True, priority=4),

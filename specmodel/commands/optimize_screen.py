@@ -89,7 +89,7 @@ def _one(model: FittedModel, optimum: Optimum, *, launched: bool) -> list[Block]
     items: Items = [("others", text) for text in _others(optimum)]
     items.append(("ties", _ties(optimum)))
     items.append(("cycle", _cycle(best)))
-    items.append(("ceilings", _ceilings(optimum)))
+    items.append(("ceilings", _ceilings(optimum) if best.num_steps else _to_win(optimum)))
     # The launch line below states environment and flags itself.
     comm = None if launched else model.calibration.comm.get(best.comm)
     items += [("settings", line) for line in setting_lines(best, comm)]
@@ -226,6 +226,18 @@ def _ceilings(optimum: Optimum) -> str:
         low, high = ceiling.interval
         parts.append(f"{words[name]} {factor(ceiling.speedup)} ({factor(low)} to {factor(high)})")
     return "at most, at these steps: " + ", ".join(parts)
+
+
+def _to_win(optimum: Optimum) -> str:
+    """What speculation lacks where plain decoding is best."""
+    c = best_speculative(optimum)
+    if c is None:
+        return "plain decoding has none"
+    lacking = 1.0 - c.tok_s / optimum.best.tok_s
+    return (
+        f"plain decoding has none; to draw level, {name_of(c)} with {c.comm} needs a cycle {100 * lacking:.1f}\xa0% "
+        f"shorter, or {c.acceptance_length / (1.0 - lacking):.2f} tokens a cycle instead of {c.acceptance_length:.2f}"
+    )
 
 
 def _several(

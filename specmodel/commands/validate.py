@@ -202,7 +202,8 @@ def _grid(report: ValidationReport) -> Grid:
         columns=columns,
         marks=["!" if r.extrapolated else " " for r in rows],
         bars=bars,
-        axis=axis_of(bars, "measured over predicted", 1.0),
+        axis=axis_of(bars, "measured/predicted", 1.0),
+        plot_priority=4,
         strong=frozenset(i for i, r in enumerate(rows) if r.verdict != "inside"),
         legend="! extrapolated" if any(r.extrapolated for r in rows) else "",
     )

@@ -41,13 +41,13 @@ def elapsed_ms(arguments: list[str]) -> float:
 
 def main(pairs: int) -> None:
     """Print the table."""
-    print(f"{'command':32} {'ms':>7} {'reference':>26} {'ms':>7} {'ratio':>6} {'aim':>5}")
+    sys.stdout.write(f"{'command':32} {'ms':>7} {'reference':>26} {'ms':>7} {'ratio':>6} {'aim':>5}\n")
     for (name, arguments), (reference, bare), aim in RUNS:
         elapsed_ms(arguments), elapsed_ms(bare)  # the first run fills the caches of the file system
         times = [(elapsed_ms(arguments), elapsed_ms(bare)) for _ in range(pairs)]
         own, other = (statistics.median(column) for column in zip(*times, strict=True))
         ratio = statistics.median(a / b for a, b in times)
-        print(f"{name:32} {own:7.1f} {reference:>26} {other:7.1f} {ratio:6.2f} {aim:5.1f}")
+        sys.stdout.write(f"{name:32} {own:7.1f} {reference:>26} {other:7.1f} {ratio:6.2f} {aim:5.1f}\n")
 
 
 if __name__ == "__main__":
