@@ -110,10 +110,10 @@ def positive_number(text: str) -> float:
     return value
 
 
-def _share(word: str, what: str) -> float:
-    share = _finite(word)
+def _share(part: str) -> float:
+    share = _finite(part.rpartition("=")[2])
     if not share > 0:
-        raise argparse.ArgumentTypeError(f"{what}: its share must be a number above 0, got {word!r}")
+        raise argparse.ArgumentTypeError(f"a share must be a number above 0, got {part.strip()!r}")
     return share
 
 
@@ -121,13 +121,13 @@ def batch_shares(text: str) -> dict[float, float | None]:
     """Read ``1,4,8`` or ``1=0.5,8=0.5``: each batch with its share, or all without one."""
     out: dict[float, float | None] = {}
     for part in text.split(","):
-        size, equals, share = part.partition("=")
+        size, equals, _ = part.partition("=")
         value = _finite(size)
         if not 1 <= value <= 1e9:
             raise argparse.ArgumentTypeError(f"must be numbers from 1, such as 1,4,8, got {text!r}")
         if value in out:
             raise argparse.ArgumentTypeError(f"batch {size.strip()} is given twice in {text!r}")
-        out[value] = _share(share, f"batch {size.strip()}") if equals else None
+        out[value] = _share(part) if equals else None
     if len({share is None for share in out.values()}) > 1:
         raise argparse.ArgumentTypeError(f"give every batch a share or none, got {text!r}")
     return out
@@ -137,13 +137,12 @@ def workload_shares(text: str) -> dict[str, float]:
     """Read ``chat`` or ``chat=0.7,code=0.3``; a name without a share weighs 1."""
     out: dict[str, float] = {}
     for part in text.split(","):
-        name, equals, share = part.rpartition("=") if "=" in part else (part, "", "")
-        name = name.strip()
+        name = part.rpartition("=")[0].strip() if "=" in part else part.strip()
         if not name:
             raise argparse.ArgumentTypeError(f"must be names, such as chat=0.7,code=0.3, got {text!r}")
         if name in out:
             raise argparse.ArgumentTypeError(f"workload {name!r} is given twice in {text!r}")
-        out[name] = _share(share, f"workload {name!r}") if equals else 1.0
+        out[name] = _share(part) if "=" in part else 1.0
     return out
 
 
@@ -153,7 +152,7 @@ def tree_list(text: str) -> tuple[tuple[int, int, int], ...]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,4})x([0-9]{1,4})x([0-9]{1,5})\s*", part)
         if not found:
-            message = f"must be num_steps x topk x num_draft_tokens, such as 5x4x8,3x2x6, got {part.strip()!r}"
+            message = f"must be num_steps x topk x num_draft_tokens, such as 5x4x8,3x2x6, got {text!r}"
             raise argparse.ArgumentTypeError(message)
         steps, topk, tokens = (int(group) for group in found.groups())
         if not 1 <= steps <= MOST_STEPS or topk < 1 or tokens < 2 or (topk == 1 and tokens != steps + 1):
@@ -173,7 +172,7 @@ def step_list(text: str) -> tuple[int, ...]:
         found = re.fullmatch(r"\s*([0-9]{1,6})(?:\s*-\s*([0-9]{1,6}))?\s*", part)
         low, high = (int(found.group(1)), int(found.group(2) or found.group(1))) if found else (1, 0)
         if not low <= high <= MOST_STEPS:
-            message = f"must be step counts from 0 to {MOST_STEPS}, such as 0-10 or 1,3,5-8, got {part.strip()!r}"
+            message = f"must be step counts from 0 to {MOST_STEPS}, such as 0-10 or 1,3,5-8, got {text!r}"
             raise argparse.ArgumentTypeError(message)
         steps.update(range(low, high + 1))
     return tuple(sorted(steps))
