@@ -378,7 +378,12 @@ void prepare_attention() {
         for (int rows : {16, 32, 48, 64, 128}) {
             const Variant v = choose(rows, 1, 1, head_dim);
             CUDA_CHECK(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(v.shared_bytes)));
+            prefer_shared(v.kernel);
         }
+    prefer_shared(rotate_kernel<64>);
+    prefer_shared(rotate_kernel<128>);
+    prefer_shared(merge_kernel<64>);
+    prefer_shared(merge_kernel<128>);
 }
 
 int attention_splits(int batch, int rows_per_sequence, int heads, int kv_heads, int head_dim, int context_tokens) {

@@ -73,6 +73,7 @@ int draft_first_rows(const Job& job, int steps) {
 Bench::Bench(const Job& job_, HostGroup& group_, Device& device_, const std::string& rendezvous)
     : job(job_), group(group_), device(device_), gemm(device_.stream(), gemm_options(job_, group_)) {
     const int world = group.world();
+    prepare_elementwise();
     prepare_attention();
     prepare_experts();
     if (world > 1) {

@@ -134,6 +134,13 @@ struct Samples {
 // Collective over the ranks: all take the same number of samples.
 Samples take_samples(Device& device, HostGroup& group, const Region& region, const Limits& limits);
 
+// Bursts of measured work between two looks at the power, and what runs unmeasured after a pause: the clock starts high and takes
+// some 50 ms to settle where steady work keeps it.
+inline constexpr double burst_ms = 120;
+inline constexpr double settle_ms = 60;
+// On all ranks together: pauses where any card needs it, then calls `settle(operations)` with what fills `settle_ms`.
+void pace_together(Device& device, HostGroup& group, double share, double each_ms, const std::function<void(int)>& settle);
+
 Json to_json(const Summary& s);
 Json to_json(const std::vector<std::vector<double>>& ranks);
 

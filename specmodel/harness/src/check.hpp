@@ -23,8 +23,12 @@ struct CheckResult {
     bool passed() const { return max_relative_error <= limit; }
 };
 
+class Comm;
 class Device;
+class HostGroup;
 // Small problems of every kind that the kernels distinguish. On the device's current GPU, alone.
 std::vector<CheckResult> run_checks(Device& device);
+// Collective: a small model sliced over the ranks against the whole one on every rank.
+std::vector<CheckResult> run_parallel_checks(Device& device, HostGroup& group, Comm& comm);
 
 }  // namespace specmodel

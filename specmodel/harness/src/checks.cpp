@@ -170,6 +170,25 @@ double check_eagle3(Device& device, int rows) {
     return t.compare(expected, batch);
 }
 
+// Slices of every rank together against the whole model on this one: every weight is a function of its place in the whole.
+double check_slices(Device& device, HostGroup& group, Comm& comm, const ModelShape& shape) {
+    std::vector<std::vector<float>> results;
+    for (int world : {group.world(), 1}) {
+        Trial t(device);
+        build_model(t.m, shape, world > 1 ? group.rank() : 0, world, 7, device.stream());
+        t.set_up(2, 3, 100);
+        // The caches hold other random numbers than slices of each other; without a past they do not matter.
+        CUDA_CHECK(cudaMemset(const_cast<int*>(t.p.lengths), 0, 2 * sizeof(int)));
+        Engine e{device, t.gemm, t.w, world > 1 ? &comm : nullptr};
+        prepare_pass(e, t.m, t.p, t.p.total_rows());
+        t.poison();
+        run_model(e, t.m, t.cache, t.p);
+        CUDA_CHECK(cudaStreamSynchronize(device.stream()));
+        results.push_back(download(t.w.normed, static_cast<std::size_t>(t.p.total_rows()) * shape.hidden_size));
+    }
+    return relative_error(results[0], results[1]);
+}
+
 // A sequence of acceptances must follow the given curve: 4 standard deviations of each position's share.
 double check_acceptance(Device& device) {
     Arena arena;
@@ -208,7 +227,24 @@ double check_acceptance(Device& device) {
 
 }  // namespace
 
+std::vector<CheckResult> run_parallel_checks(Device& device, HostGroup& group, Comm& comm) {
+    ModelShape dense = small(2 * group.world(), group.world(), 64, 2, false);
+    dense.intermediate_size = 128 * group.world();
+    dense.vocab_size = 512 * group.world();
+    ModelShape all_experts = dense;  // every expert chosen: no near tie can fall differently
+    all_experts.num_layers = 1;
+    all_experts.num_experts = 16;
+    all_experts.experts_per_token = 16;
+    all_experts.moe_intermediate_size = 64 * group.world();
+    all_experts.shared_expert_intermediate_size = 64 * group.world();
+    std::vector<CheckResult> results;
+    results.push_back({"dense, sliced over the ranks", check_slices(device, group, comm, dense)});
+    results.push_back({"routed, sliced over the ranks", check_slices(device, group, comm, all_experts)});
+    return results;
+}
+
 std::vector<CheckResult> run_checks(Device& device) {
+    prepare_elementwise();
     prepare_attention();
     prepare_experts();
     std::vector<CheckResult> results;

@@ -77,7 +77,6 @@ Json measure_cycle(Bench& b, const Point& p) {
     // Bursts of cycles back to back, with a look at the power between them. The first of a burst starts on an idle GPU and is
     // not counted; the mean clock of a burst is the clock of its cycles.
     constexpr int longest_burst = 50;
-    constexpr double burst_ms = 120;
     std::vector<double> cycle_ms;
     std::vector<double> busy_ms;
     std::vector<double> clock_mhz;
@@ -120,7 +119,7 @@ Json measure_cycle(Bench& b, const Point& p) {
     const int burst = std::clamp(static_cast<int>(burst_ms / each_ms), 4, longest_burst);
     const Stopwatch watch;
     for (int done = 0; done < p.cycles; done += burst) {
-        b.device.pace(p.limits.power_share);
+        pace_together(b.device, b.group, p.limits.power_share, each_ms, [&](int cycles) { run_burst(std::min(cycles, longest_burst), false); });
         run_burst(std::min(burst, p.cycles - done), true);
         if (b.group.decide(done >= 200 && watch.ms() > p.limits.max_ms)) break;
     }

@@ -220,18 +220,19 @@ State Device::state() const {
     return s;
 }
 
-void Device::pace(double share) {
-    constexpr double use_ms = 50;
+bool Device::pace(double share) {
     constexpr double most_ms = 2000;
     unsigned limit_mw = 0;
-    if (share <= 0 || !nvml_ || !nvml_->power || since_pace_.ms() < use_ms) return;
-    if (!nvml_->power_limit || nvml_->power_limit(nvml_->device, &limit_mw) != 0) return;
+    if (share <= 0 || !nvml_ || !nvml_->power || !nvml_->power_limit || nvml_->power_limit(nvml_->device, &limit_mw) != 0) return false;
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     const Stopwatch waiting;
     unsigned power_mw = 0;
-    while (nvml_->power(nvml_->device, &power_mw) == 0 && power_mw > share * limit_mw && waiting.ms() < most_ms)
+    bool waited = false;
+    while (nvml_->power(nvml_->device, &power_mw) == 0 && power_mw > share * limit_mw && waiting.ms() < most_ms) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    since_pace_.restart();
+        waited = true;
+    }
+    return waited;
 }
 
 int Device::other_processes() const {

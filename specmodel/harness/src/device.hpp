@@ -47,9 +47,9 @@ public:
     void empty_kernel();
 
     State state() const;
-    // Waits while the card's mean power is above `share` of its limit, so that its clocks are not being lowered when the next
-    // work starts. Looks at most every 50 ms of use; at most 2 s in one wait.
-    void pace(double share);
+    // Waits (at most 2 s) while the card's mean power is above `share` of its limit, so that its clocks are not being lowered
+    // when the next work starts. True if it waited.
+    bool pace(double share);
     double peak_bandwidth_bytes_per_ms() const;
     double peak_flops_per_ms() const;     // dense bf16
     double link_bytes_per_ms() const;     // to the other GPUs, one way
@@ -73,7 +73,6 @@ private:
     unsigned char* flush_ = nullptr;
     double timer_step_ns_ = 1000;
     Nvml* nvml_ = nullptr;
-    Stopwatch since_pace_;
 
     void measure_timer_step();
 };

@@ -202,6 +202,18 @@ unsigned blocks_for(std::size_t count, unsigned threads) { return static_cast<un
 
 }  // namespace
 
+void prepare_elementwise() {
+    prefer_shared(embed_kernel);
+    prefer_shared(add_rmsnorm_kernel);
+    prefer_shared(gather_rows_kernel);
+    prefer_shared(silu_multiply_kernel);
+    prefer_shared(add_rows_kernel);
+    prefer_shared(argmax_partial_kernel);
+    prefer_shared(argmax_reduce_kernel);
+    prefer_shared(argmax_final_kernel);
+    prefer_shared(accept_kernel);
+}
+
 void fill_normal(bf16* out, const Fill& fill, cudaStream_t stream) {
     if (fill.rows * fill.columns == 0) return;
     fill_normal_kernel<<<2048, 256, 0, stream>>>(out, fill);

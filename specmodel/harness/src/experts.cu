@@ -293,6 +293,8 @@ void allow_shared() {
     const auto bytes = static_cast<int>(expert_shared_bytes<TOKENS>);
     CUDA_CHECK(cudaFuncSetAttribute(expert_kernel<TOKENS, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     CUDA_CHECK(cudaFuncSetAttribute(expert_kernel<TOKENS, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    prefer_shared(expert_kernel<TOKENS, true>);
+    prefer_shared(expert_kernel<TOKENS, false>);
 }
 
 }  // namespace
@@ -328,6 +330,9 @@ void prepare_experts() {
     allow_shared<16>();
     allow_shared<32>();
     allow_shared<64>();
+    prefer_shared(top_experts_kernel);
+    prefer_shared(plan_kernel);
+    prefer_shared(combine_kernel);
 }
 
 }  // namespace specmodel

@@ -59,6 +59,9 @@ void argmax_partial(std::uint64_t* parts, const bf16* logits, int rows, int colu
 void argmax_reduce(std::uint64_t* best, const std::uint64_t* parts, int rows, cudaStream_t stream);
 void argmax_final(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows, const int* table, cudaStream_t stream);
 
+// Registers what the kernels above prefer. Once per process, like the other two.
+void prepare_elementwise();
+
 // Attention of `rows_per_sequence` new rows per sequence over a KV cache [batch, kv_heads, capacity, head_dim].
 struct Attention {
     bf16* qkv = nullptr;                  // [T, (heads + 2 kv_heads) head_dim]; queries are rotated in place

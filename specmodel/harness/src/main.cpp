@@ -91,9 +91,9 @@ void pin_to_gpu(const cudaDeviceProp& properties) {
     if (CPU_COUNT(&set) > 1) sched_setaffinity(0, sizeof set, &set);
 }
 
-bool print_checks(Device& device, Output* output) {
+bool report_checks(const std::vector<CheckResult>& results, Output* output) {
     bool passed = true;
-    for (const CheckResult& c : run_checks(device)) {
+    for (const CheckResult& c : results) {
         passed = passed && c.passed();
         if (output)
             output->write(Json().set("record", "check").set("name", c.name).set("max_relative_error", c.max_relative_error).set("limit", c.limit).set("passed", c.passed()));
@@ -140,14 +140,17 @@ int run(const Arguments& a) {
         HostGroup group(place.rank, place.world, place.rendezvous, job.limits.timeout_ms);
         Device device(job.device >= 0 ? job.device : place.rank, group);
         if (place.world > 1) pin_to_gpu(device.properties());
-        HostGroup alone(0, 1, "", job.limits.timeout_ms);
-        if (place.rank == 0 && !print_checks(device, &output)) return fail("a small problem differs from its fp32 reference", 1);
+        if (place.rank == 0 && !report_checks(run_checks(device), &output)) return fail("a small problem differs from its fp32 reference", 1);
         group.barrier();
         const double copy = copy_bytes_per_ms(device, std::min<std::size_t>(std::size_t{1} << 30U, device.properties().totalGlobalMem / 16));
         const double rate = gemm_flops_per_ms(device, 4096);
         Bench bench(job, group, device, place.rendezvous);
         bench.copy_bytes_per_ms = copy;
         bench.gemm_flops_per_ms = rate;
+        if (bench.eager_comm) {
+            const bool sliced = report_checks(run_parallel_checks(device, group, *bench.eager_comm), &output);
+            if (!group.all(sliced)) return fail("a small problem sliced over the ranks differs from the whole", 1);
+        }
         output.write(start_record(&bench, device, group, job.seed));
         warm_up(device, job.limits.warmup_ms);
         watchdog.end();
@@ -223,7 +226,7 @@ int dispatch(const Arguments& a, const std::string& self) {
     }
     HostGroup group(0, 1, "", 60000);
     Device device(a.integer("device", 0), group);
-    return print_checks(device, nullptr) ? 0 : 1;
+    return report_checks(run_checks(device), nullptr) ? 0 : 1;
 }
 
 std::string own_path() {

@@ -25,7 +25,7 @@ Summary times_of(Device& device, int samples, Enqueue&& enqueue, Before&& before
     std::vector<double> times;
     enqueue();  // once without a gate: a kernel that is loaded at its first launch could wait for the gate's for ever
     for (int i = 0; i < samples + 3; ++i) {
-        device.pace(0.85);
+        device.pace(0.9);
         before();
         device.close_gate();
         first.record(device.stream());

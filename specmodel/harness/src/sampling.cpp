@@ -70,16 +70,31 @@ struct Sampler {
 
 }  // namespace
 
+void pace_together(Device& device, HostGroup& group, double share, double each_ms, const std::function<void(int)>& settle) {
+    const bool waited = device.pace(share);
+    if (!group.all(!waited)) settle(std::max(1, static_cast<int>(settle_ms / each_ms)));
+}
+
 Samples take_samples(Device& device, HostGroup& group, const Region& region, const Limits& limits) {
     Sampler sampler{device, group, region};
-    device.pace(limits.power_share);
     // Once without a gate: a kernel that is loaded at its first launch could wait for the gate's for ever.
     region.enqueue();
     CUDA_CHECK(cudaStreamSynchronize(device.stream()));
+    const Stopwatch warming;
     for (int i = 0; i < limits.warmup_samples; ++i) {
         sampler.by_gpu(false);
         if (region.round_trip) sampler.by_host(false);
     }
+    double each_ms = std::max(0.01, warming.ms() / limits.warmup_samples);
+    group.broadcast(&each_ms, sizeof each_ms);
+    const int burst = std::max(1, static_cast<int>(burst_ms / each_ms));
+    int since_look = burst;
+    auto settle = [&](int operations) {
+        for (int i = 0; i < operations; ++i) {
+            region.enqueue();
+            CUDA_CHECK(cudaStreamSynchronize(device.stream()));
+        }
+    };
     Samples s;
     const Stopwatch watch;
     while (true) {
@@ -88,7 +103,10 @@ Samples take_samples(Device& device, HostGroup& group, const Region& region, con
         sampler.enqueue_ms.clear();
         sampler.clock_mhz.clear();
         for (int i = 0; i < chunk; ++i) {
-            device.pace(limits.power_share);
+            if (since_look++ >= burst) {
+                pace_together(device, group, limits.power_share, region.round_trip ? each_ms / 2 : each_ms, settle);
+                since_look = 1;
+            }
             sampler.by_gpu(true);
             if (region.round_trip) sampler.by_host(true);
         }
