@@ -21,6 +21,7 @@ PRIMARY = {"verify": "host_ms", "draft": "gpu_ms", "cycle": "cycle_ms", "allredu
 _USABLE = ("ok", "noisy")
 # A point whose runs disagree is judged by the first of these that any run has.
 _FATAL = ("wrong", "impossible")
+_CLOCKED = ("gpu_ms", "cycle_ms")  # taken together with the clocks
 _SLOW_CLOCK = 0.97
 _Z95 = 1.959964
 _Z90_RANGE = 2.563103  # the standard normal's 90th minus its 10th percentile
@@ -84,7 +85,7 @@ def kept_samples(record: Mapping[str, Any], series: str) -> list[float]:
     worst = [max(values) for values in zip(*ranks, strict=False)]
     clocks = samples.get("sm_clock_mhz") or []
     slowest = [min(values) for values in zip(*clocks, strict=False)]
-    if series != "gpu_ms" or len(slowest) != len(worst):
+    if series not in _CLOCKED or len(slowest) != len(worst):
         return worst
     limit = _SLOW_CLOCK * statistics.median(slowest)
     return [value for value, clock in zip(worst, slowest, strict=True) if clock >= limit]

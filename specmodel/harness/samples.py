@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,13 @@ def _points(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     return points
 
 
+def _host(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep the processor, its cores and the kernel's version; a kernel's suffix names who built it."""
+    kept = {key: facts[key] for key in ("cpu", "cores", "load_average") if key in facts}
+    version = re.match(r"\d+(\.\d+)*", str(facts.get("kernel", "")))
+    return {**kept, **({"kernel": version.group()} if version else {})}
+
+
 def _comm(plan: Plan, setting: CommPlan, folder: Path, starts: Mapping[str, Any]) -> dict[str, Any]:
     diary = read_diary(folder)
     probe: dict[str, Any] = next(
@@ -211,7 +219,7 @@ def document(plan: Plan, folder: Path, *, tool: str, left_out: Iterable[str] = (
         if request.draft is None
         else {**_rounded(dataclasses.asdict(request.draft)), "first_step_rows": request.first_step_rows},
         "conditional": list(request.conditional),
-        "host": first.get("host", {}),
+        "host": _host(first.get("host", {})),
         "software": first.get("software", {}),
         "devices": [_rounded(devices[rank]) for rank in sorted(devices)],
         "measured": _rounded(first.get("measured", {})),

@@ -100,7 +100,7 @@ def main():
             "software": {"driver": "580.1", "cuda_runtime": "13.0", "cublaslt": "13.1.0", "compiler": "nvcc 13.0"},
             "device": {"name": "NVIDIA H200", "architecture": "sm_90"},
             "measured": {"copy_bytes_per_ms": 4.3e9, "gemm_flops_per_ms": 7.8e11},
-            "host": {"cpu": "CPU", "cores": 16, "kernel": "6.18"},
+            "host": {"cpu": "CPU", "cores": 16, "kernel": "6.18.44-secret-host"},
             "overhead": {"event_pair_ms": 0.002},
             "environment": {key: value for key, value in os.environ.items() if key.startswith("NCCL_")},
             "seen": sorted(os.environ),
