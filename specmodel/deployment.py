@@ -61,6 +61,8 @@ class Settings:
     topk: Array
     draft_mode: NDArray[np.intp]
     verify_eager: Array
+    workload: NDArray[np.intp]
+    """Index of the workload, -1 for none or a mixture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class Deployment:
             comm=comm,
             draft_mode=mode,
             topk=topk,
+            workload=settings.workload,
         )
         return cost_points, residual_points
 
@@ -227,6 +230,7 @@ def as_settings(
     topk: ArrayLike,
     draft_mode: ArrayLike,
     verify_eager: ArrayLike,
+    workload: ArrayLike = -1,
 ) -> Settings:
     """`Settings` from anything that broadcasts; a context of None is unknown."""
     return Settings(
@@ -239,4 +243,5 @@ def as_settings(
         topk=np.asarray(topk, dtype=float),
         draft_mode=np.asarray(draft_mode, dtype=np.intp),
         verify_eager=np.asarray(verify_eager, dtype=float),
+        workload=np.asarray(workload, dtype=np.intp),
     )

@@ -241,8 +241,16 @@ class FittedModel:
             cuda_graph=cuda_graph,
             verify_cuda_graph=verify_cuda_graph,
             acceptance_length=acceptance_length,
+            place=self._place(workload, shares),
         )
         return request, warnings
+
+    def _place(self, workload: Workload, shares: dict[int, float]) -> int:
+        """Index of the one workload whose cycles are meant, -1 for a mixture."""
+        places = self.observations.places
+        if isinstance(workload, str) and workload in places:
+            return places.index(workload)
+        return next(iter(shares)) if len(shares) == 1 else -1
 
     def distribution(self, request: Request) -> Distribution:
         """Distribution of ln tok/s of every point of a request, for one new measurement."""
@@ -400,8 +408,7 @@ class FittedModel:
     def terms(self) -> tuple[Term, ...]:
         """The fitted parameters of the likeliest mode, with 90 % intervals, in natural units."""
         post = self.posteriors[0]
-        names = [*parameter_names(self.comm_names), "logit_rank_ratio"]
-        names += [f"conditional[{w}][{k + 1}]" for w in self.layout.workloads for k in range(self.layout.positions)]
+        names = self.layout.names(parameter_names(self.comm_names))
         whitened = solve_triangular(post.factor, post.jacobian @ post.prior_cov, lower=True)
         prior_variance = np.diag(post.prior_cov)
         variance = np.maximum(prior_variance - np.sum(whitened**2, axis=0), 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,21 @@ class Shape:
     num_steps: int
     topk: int
     verify_tokens: int
+
+
+class SettingKey(NamedTuple):
+    """One measured setting; sequences are those of one rank, a context of -1 is not stated."""
+
+    steps: float = 0.0
+    query_tokens: float = 1.0
+    sequences: float = 1.0
+    context_tokens: float = -1.0
+    comm: int = 0
+    speculating: float = 0.0
+    topk: float = 1.0
+    draft_mode: int = 0
+    verify_eager: float = 0.0
+    workload: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +75,13 @@ class Observations:
     """Section and row of each observation."""
     points: CostPoints
     residual_points: ResidualPoints
-    settings: tuple[tuple[float, ...], ...]
-    """Of each point, as `setting_key` gives it."""
+    settings: tuple[SettingKey, ...]
+    """Of each point."""
     shapes: tuple[Shape, ...]
     workloads: tuple[str, ...]
+    """Workloads with an acceptance curve of their own."""
+    places: tuple[str, ...]
+    """Those and the workloads with plain rows only: what `ResidualPoints.workload` indexes."""
 
     def __len__(self) -> int:
         return int(self.value.shape[0])
@@ -72,14 +90,15 @@ class Observations:
 class _Builder:
     """Collects observations while the rows are read."""
 
-    def __init__(self, dep: Deployment, workloads: tuple[str, ...]) -> None:
+    def __init__(self, dep: Deployment, workloads: tuple[str, ...], places: tuple[str, ...]) -> None:
         self.dep = dep
         self.workloads = workloads
+        self.places = places
         self.rows: list[dict[str, Any]] = []
-        self.settings: dict[tuple[float, ...], int] = {}
+        self.settings: dict[SettingKey, int] = {}
         self.shapes: dict[Shape, int] = {}
 
-    def setting(self, key: tuple[float, ...]) -> int:
+    def setting(self, key: SettingKey) -> int:
         return self.settings.setdefault(key, len(self.settings))
 
     def shape(self, shape: Shape) -> int:
@@ -98,41 +117,43 @@ def _nan(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def setting_key(dep: Deployment, row: CycleRow) -> tuple[float, ...]:
-    """The setting of a cycle as numbers: steps, verified tokens, batch of one rank, context, comm, on, topk, modes."""
+def setting_key(dep: Deployment, row: CycleRow, workload: int) -> SettingKey:
+    """The setting of a cycle."""
     steps = float(row.num_steps)
     tokens = float(row.verify_tokens)
     if row.mean_draft_tokens is not None and row.topk == 1 and row.num_steps:
         # Drafting that stops early costs what it drafts on average (linear in the steps to first order).
         steps = min(max(row.mean_draft_tokens, 1e-3), steps)
         tokens = steps + 1.0
-    batch = max(row.batch / dep.data_parallel, 1.0)
-    return (
-        steps,
-        tokens,
-        batch,
-        -1.0 if row.context_tokens is None else float(row.context_tokens),
-        float(comm_index(dep, row.comm)),
-        float(row.speculating),
-        float(row.topk),
-        float(draft_mode_of(row.cuda_graph, row.graph_scope) if row.num_steps else 0),
-        float(not row.verify_cuda_graph),
+    return SettingKey(
+        steps=steps,
+        query_tokens=tokens,
+        sequences=max(row.batch / dep.data_parallel, 1.0),
+        context_tokens=-1.0 if row.context_tokens is None else float(row.context_tokens),
+        comm=comm_index(dep, row.comm),
+        speculating=float(row.speculating),
+        topk=float(row.topk),
+        draft_mode=draft_mode_of(row.cuda_graph, row.graph_scope) if row.num_steps else 0,
+        verify_eager=float(not row.verify_cuda_graph),
+        workload=workload,
     )
 
 
-def settings_of(keys: list[tuple[float, ...]]) -> Settings:
-    """Arrays of settings from keys as `setting_key` makes them."""
-    a = np.array(keys, dtype=float).reshape(-1, 9)
+def settings_of(keys: list[SettingKey]) -> Settings:
+    """Arrays of settings from keys."""
+    columns = {name: np.array([getattr(k, name) for k in keys], dtype=float) for name in SettingKey._fields}
+    context = columns["context_tokens"]
     return as_settings(
-        num_steps=a[:, 0],
-        verify_tokens=a[:, 1],
-        batch=a[:, 2],
-        context_tokens=np.where(a[:, 3] < 0, np.nan, a[:, 3]),
-        comm=a[:, 4].astype(np.intp),
-        speculating=a[:, 5],
-        topk=a[:, 6],
-        draft_mode=a[:, 7].astype(np.intp),
-        verify_eager=a[:, 8],
+        num_steps=columns["steps"],
+        verify_tokens=columns["query_tokens"],
+        batch=columns["sequences"],
+        context_tokens=np.where(context < 0, np.nan, context),
+        comm=columns["comm"],
+        speculating=columns["speculating"],
+        topk=columns["topk"],
+        draft_mode=columns["draft_mode"],
+        verify_eager=columns["verify_eager"],
+        workload=columns["workload"],
     )
 
 
@@ -147,7 +168,8 @@ def observations_of(cal: Calibration, dep: Deployment, noise: Noise | None = Non
     names.update(dict.fromkeys(a.workload for a in cal.acceptance))
     names.update(dict.fromkeys(c.workload for c in cal.measurements.cycles if c.num_steps > 0))
     workloads = tuple(names) or ("default",)
-    build = _Builder(dep, workloads)
+    others = [c.workload for c in cal.measurements.cycles if c.workload not in names]
+    build = _Builder(dep, workloads, (*workloads, *dict.fromkeys(others)))
     _verify(cal, build, noise)
     _draft(cal, build, noise)
     doubts: dict[int, float] = {}
@@ -171,16 +193,13 @@ def _verify(cal: Calibration, build: _Builder, noise: Noise) -> None:
         batch = min(r.batch, float(r.tokens))
         q = r.tokens / batch
         context = -1.0 if r.context_tokens is None else float(r.context_tokens)
-        key = (
-            0.0,
-            q,
-            batch,
-            context,
-            float(comm_index(build.dep, r.comm)),
-            float(q > 1),
-            1.0,
-            0.0,
-            float(not r.cuda_graph),
+        key = SettingKey(
+            query_tokens=q,
+            sequences=batch,
+            context_tokens=context,
+            comm=comm_index(build.dep, r.comm),
+            speculating=float(q > 1),
+            verify_eager=float(not r.cuda_graph),
         )
         build.add("verify", i, np.log(got[0]), got[1], verify=1.0, point=build.setting(key))
 
@@ -191,24 +210,22 @@ def _draft(cal: Calibration, build: _Builder, noise: Noise) -> None:
         if got is None:
             continue
         context = -1.0 if r.context_tokens is None else float(r.context_tokens)
-        mode = float(draft_mode_of(r.cuda_graph, r.graph_scope))
         q = float(r.num_draft_tokens or r.num_steps + 1)
-        key = (
-            float(r.num_steps),
-            q,
-            r.batch,
-            context,
-            float(comm_index(build.dep, r.comm)),
-            1.0,
-            float(r.topk),
-            mode,
-            0.0,
+        key = SettingKey(
+            steps=float(r.num_steps),
+            query_tokens=q,
+            sequences=r.batch,
+            context_tokens=context,
+            comm=comm_index(build.dep, r.comm),
+            speculating=1.0,
+            topk=float(r.topk),
+            draft_mode=draft_mode_of(r.cuda_graph, r.graph_scope),
         )
         build.add("draft", i, np.log(got[0]), got[1], draft=1.0, point=build.setting(key))
 
 
 def _cycle(row: CycleRow, i: int, build: _Builder, noise: Noise) -> None:
-    point = build.setting(setting_key(build.dep, row))
+    point = build.setting(setting_key(build.dep, row, build.places.index(row.workload)))
     drafting = row.num_steps > 0
     early_stop = row.mean_draft_tokens is not None and row.mean_draft_tokens < row.num_steps
     workload = build.workloads.index(row.workload) if drafting else -1
@@ -330,4 +347,5 @@ def _finish(build: _Builder) -> Observations:
         settings=tuple(build.settings),
         shapes=tuple(build.shapes),
         workloads=build.workloads,
+        places=build.places,
     )

@@ -49,21 +49,43 @@ class Layout:
     positions: int
     """Positions of the acceptance curve that are parameters; later ones repeat the last."""
     workloads: tuple[str, ...]
+    trees: tuple[tuple[int, int, int], ...] = ()
+    """(steps, topk, verified tokens) of the trees with data; each has a gain of its own."""
 
     @property
     def rank_ratio(self) -> int:
         """Index of the logit of the acceptance of one rank over that of the rank before."""
         return self.num_cost
 
+    @property
+    def tree_gain(self) -> int:
+        """Index of the gain that all trees share: log of accepted drafts over those of the best static tree."""
+        return self.num_cost + 1
+
+    def own_gain(self, tree: tuple[int, int, int]) -> int:
+        """Index of what one tree gains beyond the others; trees without data share the last."""
+        return self.num_cost + 2 + (self.trees.index(tree) if tree in self.trees else len(self.trees))
+
     def curve(self, workload: int) -> slice:
         """Indices of the logits of a workload's conditional acceptances."""
-        start = self.num_cost + 1 + workload * self.positions
+        start = self.first_curve + workload * self.positions
         return slice(start, start + self.positions)
+
+    @property
+    def first_curve(self) -> int:
+        """Index of the first logit of the first workload."""
+        return self.num_cost + 3 + len(self.trees)
 
     @property
     def size(self) -> int:
         """Length of the parameter vector."""
-        return self.num_cost + 1 + len(self.workloads) * self.positions
+        return self.first_curve + len(self.workloads) * self.positions
+
+    def names(self, cost_names: tuple[str, ...]) -> tuple[str, ...]:
+        """Names of all parameters, in order."""
+        trees = [f"tree_gain[{k}x{t}x{n}]" for k, t, n in self.trees]
+        curves = [f"conditional[{w}][{k + 1}]" for w in self.workloads for k in range(self.positions)]
+        return (*cost_names, "logit_rank_ratio", "tree_gain", *trees, "tree_gain[other]", *curves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +127,21 @@ def lengths(theta: Array, layout: Layout, shapes: tuple[Shape, ...]) -> tuple[Ar
             first = _extended(conditional, K)
             ratio = float(sigmoid(theta[layout.rank_ratio]))
             tree = best_tree(first, ratio, K, shape.topk, shape.verify_tokens)
-            by_logit = tree.by_log_first * (1.0 - first) / tree.length
+            # Engines grow their trees by the drafter's confidence, at a fixed width: more or less than the best static
+            # tree would get, the same for all workloads to first order.
+            own = layout.own_gain((K, shape.topk, shape.verify_tokens))
+            gain = float(np.exp(theta[layout.tree_gain] + theta[own]))
+            most = min(K + 1.0, float(shape.verify_tokens))
+            accepted = min((tree.length - 1.0) * gain, most - 1.0)
+            length = 1.0 + accepted
+            scale = accepted / (tree.length - 1.0) if tree.length > 1.0 else 0.0
+            by_logit = scale * tree.by_log_first * (1.0 - first) / length
             inside = min(K, layout.positions)
-            value[i] = np.log(tree.length)
+            value[i] = np.log(length)
             jac[i, where][:inside] += by_logit[:inside]
             jac[i, where.stop - 1] += by_logit[inside:].sum()
-            jac[i, layout.rank_ratio] = tree.by_log_ratio * (1.0 - ratio) / tree.length
+            jac[i, layout.rank_ratio] = scale * tree.by_log_ratio * (1.0 - ratio) / length
+            jac[i, [layout.tree_gain, own]] = accepted / length
         elif layout.positions >= K:
             value[i] = log_length[K]
             jac[i, where] = gradient[K]

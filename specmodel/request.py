@@ -52,6 +52,7 @@ def request_of(
     cuda_graph: ArrayLike,
     verify_cuda_graph: ArrayLike,
     acceptance_length: ArrayLike | None,
+    place: int = -1,
 ) -> Request:
     """Check the numeric arguments of a prediction; several comm settings broadcast along a new first axis.
 
@@ -85,6 +86,7 @@ def request_of(
         topk=np.where(drafting, width, 1.0),
         draft_mode=np.where(graph | ~drafting, 0, 2),
         verify_eager=~verify_graph,
+        workload=place,
     )
     return Request(settings=settings, shares=shares, given=given, shape=shape)
 

@@ -42,6 +42,8 @@ class Residuals:
     context: float = 0.05
     context_length: float = 1.0
     comm: float = 0.02
+    workload: float = 0.08
+    """What the cycles of one workload have in common (its contexts, above all); 0 in a file of one workload."""
     configuration: float = 0.018
     draft_steps: float = 0.025
     draft_batch: float = 0.03
@@ -60,6 +62,8 @@ class ResidualPoints:
     comm: NDArray[np.intp]
     draft_mode: NDArray[np.intp]
     topk: Array
+    workload: NDArray[np.intp]
+    """Index of the workload whose cycles these are; -1 for a pass alone and for a mixture."""
 
 
 def matern32(distance: Array, length: float) -> Array:
@@ -121,6 +125,10 @@ def verify_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, sca
         own = np.where(left.comm == c, weights, 0.0)
         smooth = _smooth_mean(own, left.log_tokens, right.log_tokens, scale.tokens_length)
         out = out + np.where(right.comm == c, scale.comm**2 * smooth, 0.0)
+    if scale.workload:
+        for w in np.unique(right.workload[right.workload >= 0]):
+            total = float(weights[left.workload == w].sum())
+            out = out + np.where(right.workload == w, scale.workload**2 * total, 0.0)
     for i in np.flatnonzero(weights):
         same = [
             right.log_tokens == left.log_tokens[i],
@@ -177,6 +185,9 @@ def verify_covariance(left: ResidualPoints, right: ResidualPoints, scale: Residu
     out += (scale.batch**2 + scale.batch_speculating**2 * both_on) * batch
     out += scale.context**2 * context
     out += scale.comm**2 * tokens * same_comm
+    if scale.workload:
+        same_workload = left.workload[:, None] == right.workload[None, :]
+        out += scale.workload**2 * (same_workload & (left.workload >= 0)[:, None])
     out += scale.configuration**2 * (same_tokens & same_sequences & same_context & same_on & same_tree)
     return np.asarray(out)
 
@@ -199,7 +210,8 @@ def draft_covariance(left: ResidualPoints, right: ResidualPoints, scale: Residua
 def verify_variance(points: ResidualPoints, scale: Residuals) -> Array:
     """Diagonal of ``verify_covariance(points, points, scale)``."""
     fixed = scale.tokens**2 + scale.batch**2 + scale.context**2 + scale.comm**2 + scale.configuration**2
-    return np.asarray(fixed + scale.batch_speculating**2 * points.speculating**2)
+    own = scale.workload**2 * (points.workload >= 0)
+    return np.asarray(fixed + scale.batch_speculating**2 * points.speculating**2 + own)
 
 
 def draft_variance(points: ResidualPoints, scale: Residuals) -> Array:

@@ -1,0 +1,367 @@
+"""Search for a mode of the joint posterior, and the Laplace approximation there.
+
+Gauss-Newton steps in the dual (observation) form with back-tracking on the log posterior. Counts enter by their
+binomial likelihood and upper bounds by the normal cumulative, both as re-weighted observations at every step
+(Rasmussen and Williams, Gaussian Processes for Machine Learning, section 3.4). The state is kept in dual form too:
+acceptance ``theta = mean + prior_cov @ pull`` and residuals ``covariance @ weight``, so that no covariance is inverted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky
+from scipy.special import log_ndtr
+
+from specmodel.acceptance import sigmoid
+from specmodel.cost import PARAMETERS
+from specmodel.deployment import Deployment
+from specmodel.observations import Observations
+from specmodel.posterior import Layout, Posterior, lengths, parts
+from specmodel.residual import Residuals
+
+__all__ = ["Problem", "State", "different", "log_posterior", "rescaled", "search", "start"]
+
+Array = NDArray[np.float64]
+PASS, TAX = 0, 1
+"""Indices of the plain pass, and of the tax, whose prior is not Gaussian but Student."""
+STEPS = 100
+HALVINGS = 12
+ENOUGH = 1e-5
+"""Rise of the log posterior in one step below which the search ends."""
+ADDITIVE = frozenset(
+    ("log_token", "log_kv", "log_overhead", "log_draft_base", "log_draft_step", "log_draft_width", "log_tree")
+)
+"""Cost parameters that are logarithms of terms of a sum."""
+PRIOR_DEGREES = 4.0
+"""Degrees of freedom that the prior of the noise scale is worth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a search needs and does not change."""
+
+    obs: Observations
+    dep: Deployment
+    layout: Layout
+    mean: Array
+    cov: Array
+    """Prior covariance; that of the tax is set by its present value."""
+    tax_scale: float
+    tax_degrees: float
+    verify_cov: Array
+    draft_cov: Array
+    residuals: Residuals
+    noise_scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Parameters and residuals, in dual form and as values."""
+
+    theta: Array
+    pull: Array
+    verify_weight: Array
+    draft_weight: Array
+    verify_residual: Array
+    draft_residual: Array
+
+    def toward(self, other: State, share: float, additive: NDArray[np.intp]) -> State:
+        """The state a share of the way to another.
+
+        The cycle time is a sum of terms: the plain pass, and those whose logarithms over it `additive` indexes. A step
+        is taken in the terms, not in their logarithms: a trade of one term for another then keeps the sum, where
+        logarithms would leave the valley.
+        """
+        values = {name: (1.0 - share) * getattr(self, name) + share * getattr(other, name) for name in self.__slots__}
+        move = values["theta"] - self.theta
+        scaled = _step_of_term(move[PASS])
+        values["theta"][PASS] = self.theta[PASS] + scaled
+        values["theta"][additive] = self.theta[additive] + _step_of_term(move[PASS] + move[additive]) - scaled
+        return State(**values)
+
+
+def _step_of_term(relative: Array) -> Array:
+    """Change of the logarithm of a term that grows by this share of itself; a term may not vanish."""
+    low = -0.8
+    return np.asarray(np.log1p(np.maximum(relative, low)) + np.minimum(relative - low, 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Linear:
+    """Observations linearised at a state."""
+
+    value: Array
+    jacobian: Array
+    verify_weight: Array
+    draft_weight: Array
+
+
+def start(problem: Problem, tax: float) -> State:
+    """The prior mean with another tax."""
+    theta = problem.mean.copy()
+    theta[TAX] = tax
+    zero = np.zeros(len(problem.obs.points))
+    return State(
+        theta=theta,
+        pull=np.zeros(len(theta)),
+        verify_weight=zero,
+        draft_weight=zero,
+        verify_residual=zero,
+        draft_residual=zero,
+    )
+
+
+def _linearise(problem: Problem, state: State) -> _Linear:
+    """Expected value of each observation, its Jacobian, and its weights on the residuals of its point."""
+    obs, layout = problem.obs, problem.layout
+    n = len(obs)
+    value, jac = np.zeros(n), np.zeros((n, layout.size))
+    verify_weight, draft_weight = np.zeros(n), np.zeros(n)
+    if len(obs.points):
+        at = parts(state.theta[: layout.num_cost], obs.points, problem.dep, state.verify_residual, state.draft_residual)
+        here = obs.point >= 0
+        i = obs.point[here]
+        cycle, verify, draft = obs.cycle[here], obs.verify[here], obs.draft[here]
+        log_draft = np.log(np.maximum(at.draft_ms, 1e-300))
+        value[here] = cycle * np.log(at.cycle_ms)[i] + verify * np.log(at.verify_ms)[i] + draft * log_draft[i]
+        jac[here, : layout.num_cost] = (
+            cycle * at.d_log_cycle[:, i] + verify * at.d_log_verify[:, i] + draft * at.d_log_draft[:, i]
+        ).T
+        verify_weight[here] = verify + cycle * (at.verify_ms / at.cycle_ms)[i]
+        draft_weight[here] = draft + cycle * (at.draft_ms / at.cycle_ms)[i]
+    shaped = obs.shape >= 0
+    if shaped.any():
+        length, gradient = lengths(state.theta, layout, obs.shapes)
+        value[shaped] += obs.length[shaped] * length[obs.shape[shaped]]
+        jac[shaped] += obs.length[shaped, None] * gradient[obs.shape[shaped]]
+    placed = obs.position >= 0
+    if placed.any():
+        column = layout.first_curve + obs.workload[placed] * layout.positions + obs.position[placed]
+        value[placed] += state.theta[column]
+        jac[np.flatnonzero(placed), column] = 1.0
+    return _Linear(value=value, jacobian=jac, verify_weight=verify_weight, draft_weight=draft_weight)
+
+
+def _variance(problem: Problem) -> Array:
+    obs = problem.obs
+    return np.asarray(obs.sd**2 * np.where(obs.sampled, problem.noise_scale, 1.0))
+
+
+def _working(problem: Problem, latent: Array) -> tuple[Array, Array]:
+    """Value and variance of the Gaussian that stands for each observation's likelihood at its latent value."""
+    obs = problem.obs
+    value, variance = obs.value.copy(), _variance(problem)
+    counted = obs.trials > 0
+    if counted.any():
+        p = np.clip(sigmoid(latent[counted]), 1e-9, 1.0 - 1e-9)
+        weight = obs.trials[counted] * p * (1.0 - p)
+        value[counted] = latent[counted] + (obs.hits[counted] - obs.trials[counted] * p) / weight
+        variance[counted] = 1.0 / weight
+    if obs.bound.any():
+        b = obs.bound
+        sd = np.sqrt(variance[b])
+        z = (obs.value[b] - latent[b]) / sd
+        hazard = np.exp(-0.5 * z * z - 0.5 * np.log(2.0 * np.pi) - log_ndtr(z))
+        # z + hazard -> -1/z far on the forbidden side, where the difference cancels.
+        slack = np.maximum(z + hazard, np.where(z < -1.0, -1.0 / np.minimum(z - 1.0, -1.0), 1e-12))
+        weight = np.maximum(hazard * slack, 1e-12)
+        value[b] = latent[b] - sd * hazard / weight
+        variance[b] = sd * sd / weight
+    return value, variance
+
+
+def _log_likelihood(problem: Problem, latent: Array) -> float:
+    """Log likelihood of all observations at their latent values, constants left out."""
+    obs = problem.obs
+    rest = (obs.value - latent) / np.sqrt(_variance(problem))
+    counted, bound = obs.trials > 0, obs.bound
+    total = -0.5 * float(np.sum(rest[~counted & ~bound] ** 2)) + float(np.sum(log_ndtr(rest[bound])))
+    if counted.any():
+        eta = latent[counted]
+        total += float(np.sum(obs.hits[counted] * eta - obs.trials[counted] * np.logaddexp(0.0, eta)))
+    return total
+
+
+def _tax_variance(problem: Problem, tax: float) -> float:
+    """Variance of the Gaussian that stands for the Student prior of the tax at its present value."""
+    nu, scale = problem.tax_degrees, problem.tax_scale
+    return scale * scale * (nu + (tax / scale) ** 2) / (nu + 1.0)
+
+
+def log_posterior(problem: Problem, state: State, latent: Array) -> float:
+    """Log posterior of parameters and residuals, constants left out."""
+    nu, scale = problem.tax_degrees, problem.tax_scale
+    tax = float(state.theta[TAX] - problem.mean[TAX])
+    num_cost = problem.layout.num_cost
+    variance = np.diag(problem.cov)[:num_cost]
+    free = variance > 0.0
+    free[TAX] = False  # Student, below
+    cost = (state.theta[:num_cost] - problem.mean[:num_cost])[free]
+    pull = state.pull[num_cost:]
+    total = _log_likelihood(problem, latent) - 0.5 * float(np.sum(cost**2 / variance[free]))
+    total -= 0.5 * float(pull @ problem.cov[num_cost:, num_cost:] @ pull)
+    total -= 0.5 * (nu + 1.0) * float(np.log1p((tax / scale) ** 2 / nu))
+    total -= 0.5 * float(state.verify_weight @ state.verify_residual)
+    return total - 0.5 * float(state.draft_weight @ state.draft_residual)
+
+
+def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Posterior, State]:
+    """From a state to the mode that it leads to, and the Laplace approximation there.
+
+    Parameters
+    ----------
+    problem, state : Problem, State
+        What is fitted, and where to start.
+    enough : float
+        The search ends at a step that raises the log posterior by less than this.
+    """
+    obs = problem.obs
+    i = np.maximum(obs.point, 0)
+    on_point = (obs.point >= 0).astype(float)
+    some = len(obs.points) > 0
+    verify_cov = problem.verify_cov[np.ix_(i, i)] if some else np.zeros((len(obs), len(obs)))
+    draft_cov = problem.draft_cov[np.ix_(i, i)] if some else verify_cov
+    cov = problem.cov.copy()
+    linear = _linearise(problem, state)
+    reached = log_posterior(problem, state, linear.value)
+    additive = np.array([k for k, name in enumerate(PARAMETERS) if name in ADDITIVE], dtype=np.intp)
+    converged = False
+    for step in range(STEPS + 1):
+        cov[TAX, TAX] = _tax_variance(problem, float(state.theta[TAX] - problem.mean[TAX]))
+        jac, gv, gd = linear.jacobian, linear.verify_weight, linear.draft_weight
+        value, variance = _working(problem, linear.value)
+        shift = jac @ (state.theta - problem.mean)
+        if some:
+            shift += on_point * (gv * state.verify_residual[i] + gd * state.draft_residual[i])
+        spread = jac @ cov
+        residual_cov = np.outer(gv, gv) * verify_cov + np.outer(gd, gd) * draft_cov
+        residual_cov[np.diag_indices_from(residual_cov)] += variance
+        factor = cholesky(spread @ jac.T + residual_cov, lower=True, check_finite=False)
+        alpha = cho_solve((factor, True), value - linear.value + shift, check_finite=False)
+        if converged or step == STEPS:
+            break
+        target = _full_step(problem, cov, jac, gv, gd, alpha, i)
+        slope = _slope(problem, state, target, cov, jac, gv, gd, (value - linear.value) / variance, i)
+        # No parameter moves by more than a few units of its logarithm at once.
+        largest = float(np.max(np.abs(target.theta - state.theta), initial=0.0))
+        share = min(1.0, 3.0 / largest) if largest > 0 else 1.0
+        for _ in range(HALVINGS):
+            tried = state.toward(target, share, additive)
+            tried_linear = _linearise(problem, tried)
+            gained = log_posterior(problem, tried, tried_linear.value) - reached
+            if gained > -1e-9:
+                break
+            # The top of the parabola through here and there, of which the linearised problem gives the slope.
+            share *= min(max(0.5 * slope * share / max(slope * share - gained, 1e-300), 0.1), 0.6)
+        else:
+            converged = True  # no way up: this is the top as far as numbers can tell
+            continue
+        state, linear, reached = tried, tried_linear, reached + gained
+        converged = gained < enough * max(1.0, -reached)
+    timed = obs.sampled & ~obs.bound
+    inverse = cho_solve((factor, True), residual_cov, check_finite=False)
+    degrees = float(np.sum(np.diag(inverse)[timed]))
+    misfit = float(np.sum((alpha * (residual_cov @ alpha))[timed]))
+    evidence = reached - float(np.sum(np.log(np.diag(factor)))) + 0.5 * float(np.sum(np.log(variance)))
+    posterior = Posterior(
+        theta=state.theta,
+        prior_cov=cov,
+        jacobian=jac,
+        verify_weight=gv,
+        draft_weight=gd,
+        factor=factor,
+        alpha=alpha,
+        residuals=problem.residuals,
+        noise_scale=(PRIOR_DEGREES + misfit) / (PRIOR_DEGREES + degrees),
+        degrees=PRIOR_DEGREES + degrees,
+        log_evidence=evidence,
+        converged=converged,
+    )
+    return posterior, state
+
+
+def _full_step(
+    problem: Problem, cov: Array, jac: Array, gv: Array, gd: Array, alpha: Array, i: NDArray[np.intp]
+) -> State:
+    """Where the linearised problem has its mode."""
+    pull = jac.T @ alpha
+    verify, draft = np.zeros(len(problem.obs.points)), np.zeros(len(problem.obs.points))
+    if len(verify):
+        np.add.at(verify, i, gv * alpha)
+        np.add.at(draft, i, gd * alpha)
+    return State(
+        theta=problem.mean + cov @ pull,
+        pull=pull,
+        verify_weight=verify,
+        draft_weight=draft,
+        verify_residual=problem.verify_cov @ verify,
+        draft_residual=problem.draft_cov @ draft,
+    )
+
+
+def _slope(
+    problem: Problem,
+    state: State,
+    target: State,
+    cov: Array,
+    jac: Array,
+    gv: Array,
+    gd: Array,
+    pull_of_data: Array,
+    i: NDArray[np.intp],
+) -> float:
+    """Derivative of the log posterior along the full step, at its start; not below 0."""
+    num_cost = problem.layout.num_cost
+    move = target.theta - state.theta
+    change = jac @ move
+    if len(state.verify_residual):
+        verify = target.verify_residual - state.verify_residual
+        draft = target.draft_residual - state.draft_residual
+        change = change + np.where(problem.obs.point >= 0, gv * verify[i] + gd * draft[i], 0.0)
+        back = float(state.verify_weight @ verify + state.draft_weight @ draft)
+    else:
+        back = 0.0
+    variance = np.diag(cov)[:num_cost]
+    free = variance > 0.0
+    cost = (state.theta - problem.mean)[:num_cost][free] / variance[free]
+    back += float(cost @ move[:num_cost][free]) + float(state.pull[num_cost:] @ move[num_cost:])
+    return max(float(pull_of_data @ change) - back, 0.0)
+
+
+def rescaled(problem: Problem, noise_scale: float) -> Problem:
+    """The problem with the noise scale that a first search found; the residual process is widened, never narrowed."""
+    up = max(noise_scale, 1.0)
+    wide = {name: getattr(problem.residuals, name) * float(np.sqrt(up)) for name in AMPLITUDES}
+    return replace(
+        problem,
+        noise_scale=noise_scale,
+        verify_cov=problem.verify_cov * up,
+        draft_cov=problem.draft_cov * up,
+        residuals=replace(problem.residuals, **wide),
+    )
+
+
+AMPLITUDES = (
+    "tokens",
+    "batch",
+    "batch_speculating",
+    "context",
+    "comm",
+    "workload",
+    "configuration",
+    "draft_steps",
+    "draft_batch",
+    "draft_configuration",
+)
+
+
+def different(found: list[tuple[Posterior, State]]) -> list[tuple[Posterior, State]]:
+    """Searches that ended in different modes, the likeliest first."""
+    kept: list[tuple[Posterior, State]] = []
+    for posterior, state in sorted(found, key=lambda pair: -pair[0].log_evidence):
+        if all(np.max(np.abs(posterior.theta - other.theta)) > 0.05 for other, _ in kept):
+            kept.append((posterior, state))
+    return kept
