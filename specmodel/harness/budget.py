@@ -17,9 +17,11 @@ __all__ = ["efforts", "make_plan", "pass_ms", "point_ms", "total_ms"]
 
 TOTAL_MIN_SAMPLES = 30  # of one point, over all repeats
 TOTAL_MIN_MS = 500.0
-_START_MS = 6_000.0  # of a process: context, reference problems, a second of steady load
-_NCCL_START_MS = 5_000.0
-_POINT_SETUP_MS = 120.0  # capture, check, warm-up
+_START_MS = 4_000.0  # of a process: context, reference problems, a second of steady load
+_NCCL_START_MS = 4_000.0
+_POINT_SETUP_MS = 70.0  # capture, check, warm-up
+_TUNING_MS = 250.0  # choice of the matrix products' algorithms, once for each number of rows
+_HEAVY_TOKENS = 256  # with so many rows half of the time goes into pauses, so that the power limit lowers no clock
 _FILL_BYTES_PER_MS = 4e8  # random weights
 _SAMPLE_OVERHEAD_MS = 0.1
 _ALLREDUCES_A_SAMPLE = 32
@@ -27,13 +29,15 @@ _ALLREDUCES_A_SAMPLE = 32
 
 def point_ms(point: Point, effort: Effort, cycles: int) -> float:
     """Estimate the time of one point in one pass, its preparation included."""
+    rows = point.fields.get("tokens") or point.fields.get("batch", 1) * (point.fields.get("num_steps", 0) + 1)
+    pauses = 1.0 + min(1.0, rows / _HEAVY_TOKENS) if point.kind in ("verify", "cycle") else 1.0
     if point.kind == "cycle":
-        return _POINT_SETUP_MS + 1.1 * cycles * point.estimate_ms
+        return _POINT_SETUP_MS + 1.05 * pauses * cycles * point.estimate_ms
     operations = _ALLREDUCES_A_SAMPLE if point.kind == "allreduce" else 1
     sample_ms = operations * point.estimate_ms
     samples = max(effort.min_samples, math.ceil(effort.min_ms / sample_ms))
     series = 2 if point.kind == "verify" else 1  # by GPU events and by the host's clock, in turn
-    return _POINT_SETUP_MS + series * (samples + 3) * (sample_ms + _SAMPLE_OVERHEAD_MS)
+    return _POINT_SETUP_MS + pauses * series * (samples + 3) * (sample_ms + _SAMPLE_OVERHEAD_MS)
 
 
 def pass_ms(plan: Plan, points: tuple[Point, ...]) -> float:
@@ -47,13 +51,14 @@ def pass_ms(plan: Plan, points: tuple[Point, ...]) -> float:
 def total_ms(plan: Plan) -> float:
     """Estimate the whole run, without building the binary."""
     request = plan.request
+    tuned = {point.fields["tokens"] for point in plan.points if point.kind == "verify"}
     passes = sum(
         pass_ms(plan, plan.points_of(setting, repeat))
         for setting in request.comm
         for repeat in range(plan.effort.repeats)
     )
     probes = len(request.comm) * (_START_MS + _NCCL_START_MS) if request.world > 1 else 0.0
-    return passes + probes
+    return passes + probes + _TUNING_MS * len(tuned)
 
 
 def efforts(request: Request) -> tuple[Effort, ...]:

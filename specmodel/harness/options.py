@@ -48,7 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--allow-busy", action="store_true", help="measure although somebody else uses the GPU")
     how = parser.add_argument_group("how")
     how.add_argument("-o", "--output", metavar="FILE", help="the calibration to write; never overwritten")
-    how.add_argument("--budget", type=float, metavar="SECONDS", help="give up samples and repeats to end by then")
+    how.add_argument(
+        "--budget",
+        type=float,
+        default=540,
+        metavar="SECONDS",
+        help="give up samples and repeats to end by then (default 540: with the build ten minutes; 0: no limit)",
+    )
     how.add_argument("--repeats", type=int, default=3, help="of the whole sweep, in fresh processes (default 3)")
     how.add_argument("--cycles", type=int, default=200, help="cycles of one point and repeat (default 200)")
     how.add_argument("--seed", type=int, default=1, help="of weights, acceptance and order (default 1)")
@@ -183,8 +189,8 @@ def request_of(args: argparse.Namespace) -> Request:
     for option, least, most in (("repeats", 1, 20), ("cycles", 200, 100_000), ("tensor_parallel", 1, 64)):
         if not least <= getattr(args, option) <= most:
             raise UsageError(f"--{option.replace('_', '-')} {getattr(args, option)}: from {least} to {most}")
-    if args.timeout <= 0 or (args.budget is not None and args.budget <= 0):
-        raise UsageError("--timeout and --budget are seconds, above 0")
+    if args.timeout <= 0 or args.budget < 0:
+        raise UsageError("--timeout and --budget are seconds: --timeout above 0, --budget 0 for no limit")
     target = read_shape(args.model, num_layers=args.layers)
     draft = read_draft(args.draft, target) if args.draft else None
     steps = args.steps if args.steps is not None else ("0-10" if draft else "0")
@@ -211,7 +217,7 @@ def request_of(args: argparse.Namespace) -> Request:
         cycles=args.cycles,
         seed=args.seed,
         timeout_ms=int(args.timeout * 1000),
-        budget_ms=None if args.budget is None else args.budget * 1000,
+        budget_ms=args.budget * 1000 or None,
         allow_nvls=args.allow_nvls,
     )
 

@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = ["Run", "finished_keys", "job_of", "open_folder", "read_diary", "run_p
 _ATTEMPTS = 3  # of a pass, each without the point that hung or crashed the one before
 _OVERRUN = 1.05
 _CYCLES_SHARE = 0.8  # of a point's time limit
+_PROBES_AT_ONCE = 4
 _PROBE_LIMITS = {"min_samples": 3, "max_samples": 3, "min_ms": 0, "max_ms": 500, "warmup_ms": 0}
 
 
@@ -156,8 +158,8 @@ def _group(run: Run, setting: CommPlan, stem: str, job: Mapping[str, Any], deadl
     )
 
 
-def _probe(run: Run, setting: CommPlan) -> None:
-    """Run every size once under `setting`, untimed, and write down what NCCL says it chose."""
+def _probe(run: Run, setting: CommPlan) -> tuple[GroupResult, dict[str, Any]]:
+    """Run every size once under `setting`, untimed, and read what NCCL says it chose."""
     stem = f"probe-{setting.name}"
     for stale in run.folder.glob(f"{stem}.*"):
         stale.unlink()
@@ -171,20 +173,24 @@ def _probe(run: Run, setting: CommPlan) -> None:
     result = _group(run, setting, stem, job, None)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in run.folder.glob(f"{stem}.nccl.*.log")]
     log = parse_nccl_log("\n".join(texts))
-    selected = {
-        str(size_bytes): {
-            "algorithm": choice.algorithm,
-            "protocol": choice.protocol,
-            "channels": choice.channels,
-            "estimate_ms": choice.estimate_ms,
-        }
-        for size_bytes, choice in sorted(log.choices.items())
-    }
-    entry = {"entry": "probe", "comm": setting.name, "outcome": result.outcome, "errors": list(result.errors)}
+    selected = {str(size_bytes): dataclasses.asdict(choice) for size_bytes, choice in sorted(log.choices.items())}
     facts = {"version": log.version, "channels": log.channels, "environment": log.environment, "selected": selected}
-    _note(run.folder, {**entry, "nccl": facts, "warnings": list(log.warnings), "elapsed_ms": result.elapsed_ms})
-    if result.outcome in ("timeout", "refused", "failed"):
-        _give_up(run, setting, result)
+    return result, {"nccl": facts, "warnings": list(log.warnings)}
+
+
+def _probe_all(run: Run, settings: list[CommPlan], at_once: int) -> None:
+    """Ask what NCCL chooses under each setting; several at once, since nothing of it is timed."""
+    known = {entry["comm"] for entry in read_diary(run.folder) if entry.get("entry") in ("probe", "setting")}
+    unknown = [setting for setting in settings if setting.name not in known]
+    for setting in unknown:
+        run.say(f"what NCCL chooses under {setting_text(setting)} (untimed)")
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
+        for setting, (result, facts) in zip(unknown, pool.map(lambda item: _probe(run, item), unknown), strict=True):
+            entry = {"entry": "probe", "comm": setting.name, "outcome": result.outcome, **facts}
+            errors = [_public(error) for error in result.errors]
+            _note(run.folder, {**entry, "errors": errors, "elapsed_ms": result.elapsed_ms})
+            if result.outcome != "finished":
+                _give_up(run, setting, result)
 
 
 def _give_up(run: Run, setting: CommPlan, result: GroupResult) -> None:
@@ -267,11 +273,7 @@ def run_plan(run: Run) -> tuple[str, ...]:
     for last in (False, True):
         settings = [setting for setting in run.plan.request.comm if setting.last == last]
         if run.plan.request.world > 1:
-            known = {entry["comm"] for entry in read_diary(run.folder) if entry.get("entry") in ("probe", "setting")}
-            for setting in settings:
-                if setting.name not in known:
-                    run.say(f"what NCCL chooses under {setting_text(setting)} (untimed)")
-                    _probe(run, setting)
+            _probe_all(run, settings, at_once=1 if last else _PROBES_AT_ONCE)
         left_out += _passes(run, settings, started_ms)
     return tuple(left_out)
 
