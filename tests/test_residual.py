@@ -35,6 +35,7 @@ def points(rng: np.random.Generator, size: int) -> ResidualPoints:
         comm=rng.integers(0, 2, size),
         draft_mode=rng.integers(0, 3, size),
         topk=rng.choice([1.0, 4.0], size),
+        workload=rng.integers(-1, 2, size),
     )
 
 
@@ -45,7 +46,7 @@ def scales(rng: np.random.Generator) -> Residuals:
 def one(**changes: Any) -> ResidualPoints:
     values: dict[str, Any] = {
         "log_tokens": 1.0, "log_sequences": 0.0, "log_context": 0.0, "log_steps": 0.7, "speculating": 1.0,
-        "comm": 0, "draft_mode": 0, "topk": 1.0,
+        "comm": 0, "draft_mode": 0, "topk": 1.0, "workload": -1,
     }  # fmt: skip
     return ResidualPoints(**{name: np.atleast_1d(value) for name, value in (values | changes).items()})
 
@@ -86,6 +87,8 @@ def test_covariance_of_two_sets_is_a_block_of_that_of_their_union(name: str, see
 def test_the_mean_is_the_weighted_covariance(name: str, seed: int, measured: int) -> None:
     rng = np.random.default_rng(seed)
     left, right, scale = points(rng, measured), points(rng, 20), scales(rng)
+    if measured % 3 == 0:
+        scale = replace(scale, workload=0.0)
     weights = rng.normal(size=measured) * rng.integers(0, 2, measured)
     expected = weights @ KERNELS[name][0](left, right, scale)
     assert MEANS[name](weights, left, right, scale) == pytest.approx(expected, rel=1e-12, abs=1e-12)
@@ -150,12 +153,26 @@ def test_matern_correlation_at_its_length() -> None:
         ({"log_sequences": 99.0}, {"tokens", "context", "comm"}),
         ({"log_tokens": 99.0}, {"batch", "batch_speculating", "context"}),
         ({"log_context": 99.0}, {"tokens", "batch", "batch_speculating", "comm"}),
+        ({"workload": 0}, {"tokens", "batch", "batch_speculating", "context", "comm", "configuration"}),
     ],
 )
 def test_what_two_verify_passes_share(change: dict[str, Any], parts: set[str]) -> None:
     scale = scales(np.random.default_rng(0))
     shared = residual.verify_covariance(one(), one(**change), scale)[0, 0]
     assert shared == pytest.approx(sum(getattr(scale, part) ** 2 for part in parts), rel=1e-9)
+
+
+@pytest.mark.parametrize(("left", "right", "shared"), [(0, 0, True), (0, 1, False), (-1, -1, False), (0, -1, False)])
+def test_cycles_of_one_workload_share_more(left: int, right: int, shared: bool) -> None:
+    scale = Residuals()
+    extra = residual.verify_covariance(one(workload=left), one(workload=right), scale)
+    extra = extra - residual.verify_covariance(one(), one(), scale)
+    assert extra[0, 0] == pytest.approx(shared * scale.workload**2, rel=1e-9, abs=1e-15)
+    nothing = replace(scale, workload=0.0)
+    assert np.array_equal(
+        residual.verify_covariance(one(workload=left), one(workload=right), nothing),
+        residual.verify_covariance(one(), one(), nothing),
+    )
 
 
 @pytest.mark.parametrize(
