@@ -285,7 +285,7 @@ def test_identical_samples_have_no_spread():
         (["ok", "ok"], "ok", 2),
         (["noisy", "ok"], "ok", 2),
         (["ok", "throttled"], "ok", 1),
-        (["throttled", "throttled"], "throttled", 0),
+        (["throttled", "throttled"], "throttled", 2),
         (["ok", "wrong"], "wrong", 0),
         (["impossible", "ok"], "impossible", 0),
         (["timeout"], "timeout", 0),

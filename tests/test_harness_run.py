@@ -185,9 +185,11 @@ def test_a_setting_that_hangs_costs_only_itself(fake, tmp_path, monkeypatch):
     assert [fact for fact in calibration.evidence if fact.value == "ring-ll: timeout"]
 
 
-def test_a_setting_that_nccl_refuses_is_not_supported(fake, tmp_path):
+@pytest.mark.parametrize("refusal_exit", [1, 3])
+def test_a_setting_that_nccl_refuses_is_not_supported(fake, tmp_path, refusal_exit):
     plan = make_plan(TWO, H200)
-    runner.run_plan(run_of(plan, fake(refuse="NCCL_PROTO=Simple"), tmp_path / "run"))
+    program = fake(refuse="NCCL_PROTO=Simple", refusal_exit=refusal_exit)
+    runner.run_plan(run_of(plan, program, tmp_path / "run"))
     content = content_of(plan, tmp_path / "run")
     assert content["comm"]["simple"]["disposition"] == "not_supported"
     assert "invalid usage" in content["comm"]["simple"]["reasons"][0]

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--cycles", type=int, default=200, help="cycles of one point and repeat (default 200)")
     how.add_argument("--seed", type=int, default=1, help="of weights, acceptance and order (default 1)")
     how.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="for one point (default 60)")
-    how.add_argument("--keep-noisy", action="store_true", help="keep rows whose median is not known to 0.5 percent")
+    how.add_argument("--keep-noisy", action="store_true", help="keep rows that are noisy or throttled, with a note")
     how.add_argument("--resume", action="store_true", help="continue a broken run with the same options")
     how.add_argument("--dry-run", action="store_true", help="print the plan and the estimated time, measure nothing")
     how.add_argument("--selftest", action="store_true", help="check the harness against this machine, print its table")

@@ -105,13 +105,16 @@ def pool(records: Sequence[Mapping[str, Any]], series: str | None = None) -> Poo
     -------
     Pooled
         The median of the runs' medians. Runs that were throttled, skewed or not finished are left out; a wrong or an
-        impossible run makes the whole point so.
+        impossible run makes the whole point so. Where every run was throttled, the samples at the full clock are pooled
+        and the point stays `throttled`.
     """
     dispositions = [str(record.get("disposition", "not_run")) for record in records]
     for fatal in _FATAL:
         if fatal in dispositions:
             return Pooled(disposition=fatal)  # type: ignore[arg-type]
-    usable = [record for record, name in zip(records, dispositions, strict=True) if name in _USABLE]
+    throttled = not set(_USABLE) & set(dispositions)
+    wanted = ("throttled",) if throttled else _USABLE
+    usable = [record for record, name in zip(records, dispositions, strict=True) if name in wanted]
     runs = [kept_samples(record, series or PRIMARY[str(record["kind"])]) for record in usable]
     runs = [run for run in runs if run]
     if not runs:
@@ -131,7 +134,7 @@ def pool(records: Sequence[Mapping[str, Any]], series: str | None = None) -> Poo
     half_width_ms = (high - low) / 2
     precise = half_width_ms <= max(HALF_WIDTH * median_ms, HALF_WIDTH_FLOOR_MS)
     return Pooled(
-        disposition="ok" if precise else "noisy",
+        disposition="throttled" if throttled else "ok" if precise else "noisy",
         median_ms=median_ms,
         sd_ms=sd_ms,
         effective_samples=_effective(sd_ms, standard_error, total),

@@ -12,7 +12,11 @@ __all__ = ["addition_errors", "calibration_of", "dispositions", "unmeasured"]
 
 _METHODS = {"eagle3": "eagle3", "model": "draft_model"}
 _DIGITS = 6
-_USABLE = ("ok", "noisy")
+_USABLE = ("ok", "noisy", "throttled")
+_NOTES = {
+    "noisy": "noisy: the 95 % half-width of the median is above 0.5 %",
+    "throttled": "throttled: over a tenth of the samples ran at a lower clock and were dropped",
+}
 
 
 def _row(point: Mapping[str, Any], value: str, *keys: str) -> dict[str, Any]:
@@ -23,8 +27,8 @@ def _row(point: Mapping[str, Any], value: str, *keys: str) -> dict[str, Any]:
     row[value] = float(f"{summary['median_ms']:.{_DIGITS}g}")
     row["sd_cycle_ms" if value == "cycle_ms" else "sd_ms"] = float(f"{summary['sd_ms']:.3g}")
     row["samples"] = summary["effective_samples"]
-    if point["disposition"] == "noisy":
-        row["note"] = "noisy: the 95 % half-width of the median is above 0.5 %"
+    if point["disposition"] in _NOTES:
+        row["note"] = _NOTES[point["disposition"]]
     return row
 
 
@@ -140,7 +144,7 @@ def dispositions(content: Mapping[str, Any]) -> Counter[str]:
 
 def unmeasured(content: Mapping[str, Any], limit: int) -> list[str]:
     """Name the points that ended in no usable number, with why; at most `limit`, the rest as a count."""
-    bad = [point for point in content["points"] if point["disposition"] not in _USABLE]
+    bad = [point for point in content["points"] if point["disposition"] not in ("ok", "noisy")]
     texts = [
         f"{point['key']} ({point['comm']}): {point['disposition']}"
         + (f", {point['reasons'][0]}" if point["reasons"] else "")
@@ -189,7 +193,7 @@ def calibration_of(
     samples_name, samples_sha256
         The file of the raw samples and its fingerprint, for the provenance.
     keep_noisy
-        Take tables' points whose median is not known to 0.5 % too, with a note.
+        Take tables' points whose median is not known to 0.5 %, or that lost samples to low clocks, too, with a note.
 
     Raises
     ------

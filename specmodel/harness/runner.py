@@ -30,6 +30,8 @@ __all__ = ["Run", "finished_keys", "job_of", "open_folder", "read_diary", "run_p
 _ATTEMPTS = 3  # of a pass, each without the point that hung or crashed the one before
 _OVERRUN = 1.05
 _CYCLES_SHARE = 0.8  # of a point's time limit
+# What NCCL says of an algorithm or protocol that cannot run here; since 2.24 it fails instead of falling back.
+_UNSUPPORTED = ("invalid usage", "no algorithm/protocol available")
 _PROBES_AT_ONCE = 4
 _PROBE_LIMITS = {"min_samples": 3, "max_samples": 3, "min_ms": 0, "max_ms": 500, "warmup_ms": 0}
 
@@ -196,6 +198,8 @@ def _probe_all(run: Run, settings: list[CommPlan], at_once: int) -> None:
 def _give_up(run: Run, setting: CommPlan, result: GroupResult) -> None:
     """Write off a setting that cannot be measured here, or end the run if there is nothing else to measure."""
     disposition = {"timeout": "timeout", "refused": "not_supported"}.get(result.outcome, "not_run")
+    if any(text in error for text in _UNSUPPORTED for error in result.errors):
+        disposition = "not_supported"
     reason = "; ".join(result.errors) or f"exit codes {', '.join(map(str, result.exit_codes))}"
     if len(run.plan.request.comm) == 1:
         raise SpecModelError(f"the measuring binary could not measure anything ({disposition}): {reason}")

@@ -136,10 +136,10 @@ Samples take_samples(Device& device, HostGroup& group, const Region& region, con
 
 // Bursts of measured work between two looks at the power, and what runs unmeasured after a pause: the clock starts high and takes
 // some 50 ms to settle where steady work keeps it.
-inline constexpr double burst_ms = 120;
-inline constexpr double settle_ms = 60;
+inline constexpr double burst_ms = 100;
+inline constexpr double settle_ms = 50;
 // On all ranks together: pauses where any card needs it, then calls `settle(operations)` with what fills `settle_ms`.
-void pace_together(Device& device, HostGroup& group, double share, double each_ms, const std::function<void(int)>& settle);
+void pace_together(Device& device, HostGroup& group, double share, double each_ms, bool begins, const std::function<void(int)>& settle);
 
 Json to_json(const Summary& s);
 Json to_json(const std::vector<std::vector<double>>& ranks);

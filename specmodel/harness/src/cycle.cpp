@@ -119,7 +119,7 @@ Json measure_cycle(Bench& b, const Point& p) {
     const int burst = std::clamp(static_cast<int>(burst_ms / each_ms), 4, longest_burst);
     const Stopwatch watch;
     for (int done = 0; done < p.cycles; done += burst) {
-        pace_together(b.device, b.group, p.limits.power_share, each_ms, [&](int cycles) { run_burst(std::min(cycles, longest_burst), false); });
+        pace_together(b.device, b.group, p.limits.power_share, each_ms, done == 0, [&](int cycles) { run_burst(std::min(cycles, longest_burst), false); });
         run_burst(std::min(burst, p.cycles - done), true);
         if (b.group.decide(done >= 200 && watch.ms() > p.limits.max_ms)) break;
     }

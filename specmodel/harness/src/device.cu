@@ -145,6 +145,14 @@ Device::Device(int index, HostGroup& group) : group_(group), index_(index) {
     flush_ = arena_.array<unsigned char>(2 * l2_bytes());
     nvml_ = Nvml::open(properties_);
     measure_timer_step();
+    // Every tool once, before any gate is closed: a kernel that is loaded at its first launch would wait for the gate.
+    gate_kernel<<<1, 1, 0, stream_>>>(gate_device_, 0, gate_failed_);
+    LAUNCH_CHECK("gate");
+    stamp(0);
+    sleep_ms(0);
+    empty_kernel();
+    flush_l2();
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
 Device::~Device() {
@@ -220,7 +228,9 @@ State Device::state() const {
     return s;
 }
 
-bool Device::pace(double share) {
+bool Device::pace(double share, bool begins) {
+    constexpr std::uint64_t power_cap = 4;  // nvmlClocksEventReasonSwPowerCap
+    constexpr double rest_ms = 300;
     constexpr double most_ms = 2000;
     unsigned limit_mw = 0;
     if (share <= 0 || !nvml_ || !nvml_->power || !nvml_->power_limit || nvml_->power_limit(nvml_->device, &limit_mw) != 0) return false;
@@ -229,6 +239,10 @@ bool Device::pace(double share) {
     unsigned power_mw = 0;
     bool waited = false;
     while (nvml_->power(nvml_->device, &power_mw) == 0 && power_mw > share * limit_mw && waiting.ms() < most_ms) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        waited = true;
+    }
+    while (begins && (state().reasons & power_cap) && waiting.ms() < rest_ms) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         waited = true;
     }

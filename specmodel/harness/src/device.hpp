@@ -48,8 +48,9 @@ public:
 
     State state() const;
     // Waits (at most 2 s) while the card's mean power is above `share` of its limit, so that its clocks are not being lowered
-    // when the next work starts. True if it waited.
-    bool pace(double share);
+    // when the next work starts. Where a point `begins`, also (at most 0.3 s) until the work before it no longer holds the clocks
+    // down. True if it waited.
+    bool pace(double share, bool begins = false);
     double peak_bandwidth_bytes_per_ms() const;
     double peak_flops_per_ms() const;     // dense bf16
     double link_bytes_per_ms() const;     // to the other GPUs, one way

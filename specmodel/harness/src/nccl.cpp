@@ -91,8 +91,9 @@ void Comm::check(int status, const char* call) const {
     if (status == 0 || status == in_progress) return;
     std::string text = std::string(call) + ": " + api_->get_error_string(status);
     if (const char* last = api_->get_last_error(comm_); last && *last) text += " (" + std::string(last) + ")";
-    // Invalid usage or argument: a setting that this machine cannot satisfy (NCCL 2.24 and later fail instead of falling back).
-    if (std::strcmp(call, "ncclCommInitRank") == 0) throw Refused("this NCCL setting does not start: " + text);
+    // A setting that this machine cannot satisfy: NCCL 2.24 and later fail instead of falling back, some only at the first call.
+    constexpr int invalid_usage = 5;
+    if (std::strcmp(call, "ncclCommInitRank") == 0 || status == invalid_usage) throw Refused("this NCCL setting does not start: " + text);
     throw CallError(text);
 }
 

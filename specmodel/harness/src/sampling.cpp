@@ -70,8 +70,8 @@ struct Sampler {
 
 }  // namespace
 
-void pace_together(Device& device, HostGroup& group, double share, double each_ms, const std::function<void(int)>& settle) {
-    const bool waited = device.pace(share);
+void pace_together(Device& device, HostGroup& group, double share, double each_ms, bool begins, const std::function<void(int)>& settle) {
+    const bool waited = device.pace(share, begins);
     if (!group.all(!waited)) settle(std::max(1, static_cast<int>(settle_ms / each_ms)));
 }
 
@@ -104,7 +104,7 @@ Samples take_samples(Device& device, HostGroup& group, const Region& region, con
         sampler.clock_mhz.clear();
         for (int i = 0; i < chunk; ++i) {
             if (since_look++ >= burst) {
-                pace_together(device, group, limits.power_share, region.round_trip ? each_ms / 2 : each_ms, settle);
+                pace_together(device, group, limits.power_share, region.round_trip ? each_ms / 2 : each_ms, s.gpu_ms.empty(), settle);
                 since_look = 1;
             }
             sampler.by_gpu(true);

@@ -143,7 +143,7 @@ struct Limits {
     int warmup_samples = 3;
     double warmup_ms = 1000;
     double timeout_ms = 120000;
-    double power_share = 0.9;             // pause while the mean power is above this share of the card's limit; 0: never
+    double power_share = 0.8;             // pause while the mean power is above this share of the card's limit; 0: never
 };
 
 inline bool precise(const Summary& s, const Limits& limits) {

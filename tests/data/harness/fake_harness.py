@@ -81,7 +81,7 @@ def main():
 
     if "refuse" in behaviour and behaviour["refuse"] in variables:
         tell("error NCCL says: invalid usage")
-        return 3
+        return behaviour.get("refusal_exit", 3)
     if "silent_start" in behaviour and behaviour["silent_start"] in variables:
         time.sleep(600)
     if os.environ.get("NCCL_DEBUG_FILE"):
