@@ -347,7 +347,7 @@ def _last(
     ends = good[:1] if len(good) == 1 else [good[0], good[-1]]
     speeds = ", ".join(_speed_at(optimum, steps) for optimum in ends)
     bad = [f"{o.batch:g}" for o, text in zip(optima, refusals, strict=True) if text]
-    but = f", but none for batch {', '.join(bad)}" if bad else ""
+    but = f", except at batch {', '.join(bad)} (see declined)" if bad else ""
     return f"Recommendation{but}: {plan}{comm}; {speeds}"
 
 

@@ -28,7 +28,6 @@ RUNS = (
     (("specmodel optimize SEED --json", [*PROGRAM, "optimize", str(SEED), "--json"]), LIBRARIES, 1.6),
     (("specmodel predict SEED", [*PROGRAM, "predict", str(SEED)]), LIBRARIES, 1.6),
     (("specmodel fit SEED", [*PROGRAM, "fit", str(SEED)]), LIBRARIES, 1.6),
-    (("specmodel schema --example", [*PROGRAM, "schema", "--example"]), BARE, 8.0),
 )
 
 
