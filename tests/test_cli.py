@@ -1,5 +1,6 @@
 """The command line as processes: exit codes, the two output streams, stdin, pipes, help, colour, encodings."""
 
+import argparse
 import contextlib
 import functools
 import io
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from specmodel.cli import main
+from specmodel.commands.output import page
 
 ROOT = Path(__file__).parents[1]
 SEED = "calibrations/seed/kimi-k2.5-eagle3-8x-rtx-pro-6000.yaml"
@@ -338,11 +340,33 @@ def on_terminal(arguments: tuple[str, ...], **environment: str) -> str:
 
 
 def test_colour_is_for_terminals_that_want_it() -> None:
-    assert "\x1b[1m" in on_terminal(("optimize", SEED))
-    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        assert "\x1b" not in on_terminal(("optimize", SEED), **environment)
-    assert "\x1b" not in on_terminal(("optimize", SEED, "--no-color"))
-    assert "\x1b" not in on_terminal(("optimize", SEED, "--json"))
+    assert "\x1b[1m" in on_terminal(("fit", SEED))
+    assert "\x1b" not in on_terminal(("fit", SEED), NO_COLOR="1")
+    assert "\x1b" not in on_terminal(("fit", SEED, "--no-color"), TERM="dumb")
+
+
+@pytest.mark.parametrize(
+    ("environment", "no_color", "terminal", "colour"),
+    [
+        ({}, False, True, True),
+        ({"NO_COLOR": ""}, False, True, True),  # empty is as good as absent (no-color.org)
+        ({"NO_COLOR": "0"}, False, True, False),
+        ({"TERM": "dumb"}, False, True, False),
+        ({}, True, True, False),
+        ({"FORCE_COLOR": "1"}, False, False, False),
+    ],
+)
+def test_when_a_page_has_colour(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], no_color: bool, terminal: bool, colour: bool
+) -> None:
+    for name in ("NO_COLOR", "TERM", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert page(argparse.Namespace(no_color=no_color)).colour == colour
 
 
 def test_an_output_that_cannot_show_unicode_gets_ascii() -> None:
