@@ -98,6 +98,8 @@ void injected_delay(Table& t, Device& device, HostGroup& group, Comm* comm) {
     auto* in = arena.array<bf16>(count);
     auto* out = arena.array<bf16>(count);
     fill_normal(in, {.columns = count, .global_columns = count, .seed = 2}, device.stream());
+    comm->all_reduce(in, out, count, device.stream());  // connects and loads: never behind a closed gate
+    CUDA_CHECK(cudaStreamSynchronize(device.stream()));
     double most[2];
     double least[2];
     for (int late = 0; late < 2; ++late) {
@@ -112,6 +114,7 @@ void injected_delay(Table& t, Device& device, HostGroup& group, Comm* comm) {
             last.record(device.stream());
             device.open_gate();
             CUDA_CHECK(cudaStreamSynchronize(device.stream()));
+            if (device.gate_failed()) throw Timeout("a gate was not opened in time");
             if (i >= 10) times.push_back(between_ms(first, last));
         }
         const auto all = group.gather(times);
