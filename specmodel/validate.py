@@ -119,10 +119,15 @@ def validate(model: FittedModel, cycles: Iterable[CycleRow], *, acceptance: Acce
     return ValidationReport(rows=tuple(checked), skipped=tuple(skipped))
 
 
+def _knows(model: FittedModel, workload: str) -> bool:
+    return workload in model.layout.workloads or any(
+        r.workload == workload for r in model.calibration.measurements.cycles
+    )
+
+
 def _predict(model: FittedModel, row: CycleRow, acceptance_length: float | None) -> Prediction:
-    known = {*model.layout.workloads, *(r.workload for r in model.calibration.measurements.cycles)}
     # Where the acceptance is given, or nothing is drafted, the workload does not matter and may be a new one.
-    free = row.workload not in known and (acceptance_length is not None or row.num_steps == 0)
+    free = not _knows(model, row.workload) and (acceptance_length is not None or row.num_steps == 0)
     drafted = row.mean_draft_tokens if row.topk == 1 and row.num_steps else None
     early = drafted is not None and acceptance_length is not None
     # Drafting that stops early costs what it drafts on average.
@@ -144,12 +149,8 @@ def _predict(model: FittedModel, row: CycleRow, acceptance_length: float | None)
 def _check(model: FittedModel, row: CycleRow, rows: Sequence[CycleRow], acceptance: Acceptance) -> ValidatedRow:
     own = row.acceptance_length if row.num_steps else None
     length = own if acceptance == "stated" else None
-    try:
-        fitted = _predict(model, row, None)
-    except UsageError:
-        if length is None:
-            raise
-        fitted = None  # the acceptance of this workload is known from the row alone
+    # Where a workload is known from the row alone, its acceptance cannot be predicted.
+    fitted = _predict(model, row, None) if length is None or _knows(model, row.workload) else None
     if row.cycle_ms is not None or row.range_cycle_ms is not None:
         # A cycle time says nothing about acceptance: compare at one acceptance length, whichever it is.
         length = own if own is not None else float(fitted.acceptance_length) if fitted is not None else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specmodel.errors import UsageError
-from specmodel.launch import BatchRange, Launch, Plan, launch
+from specmodel.launch import BatchRange, Plan, launch
 
 if TYPE_CHECKING:
     from specmodel.decide import Optimum
@@ -33,17 +33,19 @@ def launch_lines(
     engine = next((known for known, pattern in _ENGINES.items() if re.match(pattern, name)), None)
     if engine is None:
         return [], []
-    found = _launch(_plan(model, optima, steps), engine, system.engine_version)
-    if found is None or found.command is None:
-        return [], [] if found is None else list(found.notes)
+    # A version that is no number (a commit, "main") is as good as none.
+    version = system.engine_version if re.match(r"[vb]?[0-9]", system.engine_version or "") else None
+    found = launch(_plan(model, optima, steps), engine, version)
+    if found.command is None:
+        return [], list(found.notes)
     lines = []
     for file, text in found.files.items():
         lines += [f"cat > {file} <<'EOF'", *text.rstrip("\n").split("\n"), "EOF"]
-    environment = [f"{key}={_quoted(value)}" for key, value in sorted(found.env.items())]
+    environment = [f"{key}={shlex.quote(value)}" for key, value in sorted(found.env.items())]
     words = _WORD.findall(found.command.replace("\\\n", " "))
     lines += _continued(environment + words, width)
-    version = [f"for {found.engine} {found.version}, which is assumed"] if found.assumed else []
-    return lines, [*version, *found.notes]
+    assumed = [f"for {found.engine} {found.version}, which is assumed"] if found.assumed else []
+    return lines, [*assumed, *found.notes]
 
 
 def _plan(model: FittedModel, optima: Sequence[Optimum], steps: Sequence[ScheduleStep]) -> Plan:
@@ -60,6 +62,7 @@ def _plan(model: FittedModel, optima: Sequence[Optimum], steps: Sequence[Schedul
             num_draft_tokens=s.num_draft_tokens,
         )
         for s in steps
+        if s.batch_to is None or math.floor(s.batch_to) >= math.floor(s.batch_from)  # engines count whole sequences
     ]
     return Plan(
         num_steps=longest.num_steps,
@@ -75,21 +78,6 @@ def _plan(model: FittedModel, optima: Sequence[Optimum], steps: Sequence[Schedul
         tensor_parallel=cal.system.tensor_parallel or 1,
         data_parallel=cal.system.data_parallel,
     )
-
-
-def _launch(plan: Plan, engine: str, version: str | None) -> Launch | None:
-    for stated in dict.fromkeys((version, None)):
-        try:
-            return launch(plan, engine, stated)
-        except UsageError:
-            continue  # a version that is no number (a commit, "main") is as good as none
-    return None
-
-
-def _quoted(value: str) -> str:
-    import shlex
-
-    return shlex.quote(value)
 
 
 def _continued(words: Sequence[str], width: int) -> list[str]:
