@@ -8,8 +8,9 @@ from typing import Any
 
 from specmodel.engines.reading import Reading, number, rounded
 
-__all__ = ["counts_at_positions", "fraction", "serving_cycle", "steps_of"]
+__all__ = ["counts_at_positions", "fraction", "serving_cycle", "steps_of", "stray_steps"]
 
+MAX_STEPS = 512
 LATENCY_SLACK = 0.15  # medians of token times against each other: stalls by prefill, skew between requests
 
 
@@ -55,8 +56,8 @@ def counts_at_positions(
         missing = accepted - sum(counts)
         if abs(missing) > slack * len(counts):
             return None
-        for i in range(abs(missing)):
-            counts[i % len(counts)] += 1 if missing > 0 else -1
+        each, rest = divmod(missing, len(counts))
+        counts = [count + each + (i < rest) for i, count in enumerate(counts)]
     # What rounding made rise by a count or two is levelled.
     for i in range(1, len(counts)):
         counts[i] = min(counts[i], counts[i - 1])
@@ -65,12 +66,18 @@ def counts_at_positions(
 
 def steps_of(drafted: float, drafts: float, listed: int) -> int | None:
     """Return the steps of a chain: drafted tokens over drafts where whole, or as many as positions are listed."""
-    if drafts <= 0:
+    if drafts <= 0 or drafted / drafts > MAX_STEPS:
         return None
     mean = drafted / drafts
     if abs(mean - round(mean)) < 1e-9 and listed in (0, round(mean)):
         return round(mean) or None
     return listed or None
+
+
+def stray_steps(counts: dict[int, int]) -> set[int]:
+    """Return the step counts that a log shows so seldom beside another that they are damage, not a schedule."""
+    total = sum(counts.values())
+    return {steps for steps, count in counts.items() if count < max(2, 0.01 * total) and total >= 10}
 
 
 def serving_cycle(reading: Reading, result: dict[str, Any], length: float | None, where: str) -> dict[str, Any] | None:

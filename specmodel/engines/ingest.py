@@ -124,7 +124,10 @@ def read_opened(sources: Iterable[Source], given: Given, family: str | None = No
         with closing(source):
             kind = format_of(source.head, source.name, family)
             if kind in _SCRAPES:
-                scrapes += [(kind, source.name, scrape) for scrape in prometheus.parse(whole_text(source))]
+                found_scrapes = prometheus.parse(whole_text(source))
+                if not found_scrapes:
+                    raise failure(source.name, "series with finite values", "none", "scrape it again")
+                scrapes += [(kind, source.name, scrape) for scrape in found_scrapes]
                 continue
             found = _read(source, kind, given, family)
         for reading in found:

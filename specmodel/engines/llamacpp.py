@@ -225,7 +225,7 @@ class LlamaLog:
 
     def _server(self) -> None:
         reading, given = self.reading, self.given
-        requests = [r for r in self._requests if r.tokens > 1]
+        requests = [r for r in self._requests if r.tokens > 1 and r.eval_ms > 0]
         reading.dropped["requests of one token, or damaged"] += len(self._requests) - len(requests)
         usable = [r for r in requests if not (r.accepted and r.cycles < 1)]
         reading.dropped["requests whose counts contradict each other"] += len(requests) - len(usable)
@@ -277,8 +277,10 @@ def add_group(reading: Reading, steps: int, whole_chain: bool, members: list[Req
     reading.used["requests"] += len(members)
     cycles, accepted = sum(r.cycles for r in members), sum(r.accepted or 0 for r in members)
     if alone:
-        summary = summarise([r.eval_ms / r.cycles for r in alone])
-        pooled = sum(r.eval_ms for r in alone) / sum(r.cycles for r in alone)
+        summary = summarise([r.eval_ms / r.cycles for r in alone], band=2.0)
+        near = [r for r in alone if summary.value / 2 <= r.eval_ms / r.cycles <= 2 * summary.value]
+        reading.dropped["not timed: far from the median"] += len(alone) - len(near)
+        pooled = sum(r.eval_ms for r in near) / sum(r.cycles for r in near)
         row: dict[str, Any] = {"num_steps": steps, "batch": 1}
         if steps and not whole_chain:
             row["mean_draft_tokens"] = rounded(sum(r.drafted for r in alone) / sum(r.cycles for r in alone))

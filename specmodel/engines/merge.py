@@ -55,8 +55,9 @@ def calibration_of(readings: Sequence[Reading], given: Given, name: str) -> dict
     acceptance: list[dict[str, Any]] = []
     for reading, setting in zip(readings, names, strict=True):
         for table in TABLES:
-            for row in getattr(reading, table):
-                tables[table].append(_placed(row, table, setting, given))
+            rows = [row for row in getattr(reading, table) if _possible(row)]
+            reading.dropped["times that cannot be"] += len(getattr(reading, table)) - len(rows)
+            tables[table] += [_placed(row, table, setting, given) for row in rows]
         acceptance += [row | ({"workload": given.workload} if given.workload else {}) for row in reading.acceptance]
     _one_context([*tables["cycles"], *tables["verify"], *tables["draft"]], given)
     out["provenance"] = _provenance(readings)
@@ -225,6 +226,12 @@ def _settings(readings: Sequence[Reading], given: Given) -> tuple[dict[str, Any]
 def _setting(reading: Reading) -> tuple[dict[str, str], list[str]]:
     own = ENGINE_DEFAULTS.get(reading.system.get("engine", ""), {})
     return {name: value for name, value in reading.env.items() if own.get(name) != value}, reading.flags
+
+
+def _possible(row: dict[str, Any]) -> bool:
+    """Whether a row's time is one that a GPU and a network can take: a nanosecond to three hours."""
+    times = [row[key] for key in ("time_ms", "cycle_ms", "tpot_ms") if key in row]
+    return all(1e-6 <= t <= 1e7 for t in times) and 1e-4 <= row.get("tok_s", 1.0) <= 1e9
 
 
 def _placed(row: dict[str, Any], table: str, setting: str, given: Given) -> dict[str, Any]:

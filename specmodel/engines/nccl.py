@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from specmodel.engines.reading import Given, Reading, number, rounded, whole
+from specmodel.engines.reading import Given, Reading, mapping, number, rounded, sequence, whole
 from specmodel.engines.redact import tuning_variable
 from specmodel.engines.stream import Handler, Source, strip_ansi
 
@@ -105,6 +105,9 @@ def _add_rows(reading: Reading, rows: list[Any], ranks: int | None, graph: int |
     ratio = sorted(ratios)[len(ratios) // 2] if ratios else None
     if ranks is None and ratio is not None and 1 <= ratio < 2:
         ranks = round(2 / (2 - ratio))
+    if ranks == 1:
+        reading.dropped["rows of one rank, which communicates with nobody"] += len(rows)
+        return
     expected = 2 * (ranks - 1) / ranks if ranks else None
     if collective is not None and not collective.startswith("all_reduce"):
         reading.dropped[f"rows of {re.sub(r'[^a-z_]', '', collective)[:40]}"] += len(rows)
@@ -147,13 +150,13 @@ def _version(code: int) -> str:
 def tests_json(reading: Reading, documents: Iterable[Any], given: Given) -> None:
     """Read the JSON of nccl-tests. Of the environment that it holds only variables that tune NCCL are looked at."""
     for document in documents:
-        config = document.get("config") if isinstance(document.get("config"), dict) else {}
-        devices = [d for d in config.get("devices") or () if isinstance(d, dict)]
+        config = mapping(document, "config")
+        devices = [d for d in sequence(config, "devices") if isinstance(d, dict)]
         ranks = len([d for d in devices if d.get("group", 0) == devices[0].get("group", 0)]) or None
         names = [d["device_info"] for d in devices if isinstance(d.get("device_info"), str)]
         if names:
             reading.system["gpu"] = names[0]
-        for item in document.get("env") or ():
+        for item in sequence(document, "env"):
             name, _, value = item.partition("=") if isinstance(item, str) else ("", "", "")
             if tuning_variable(name, value):
                 reading.env[name] = value
@@ -161,10 +164,10 @@ def tests_json(reading: Reading, documents: Iterable[Any], given: Given) -> None
         if (version := whole(document, "nccl_version", high=10**6)) is not None:
             reading.saw("nccl_setting", f"NCCL {_version(version)}", "nccl_version")
         rows: list[Any] = []
-        for result in document.get("results") or ():
+        for result in sequence(document, "results"):
             size = whole(result, "size", high=10**15)
-            sides = [result.get(side) or {} for side in ("out_of_place", "in_place")] if size else []
-            if not sides or result.get("redop") in ("none", None):
+            sides = [mapping(result, side) for side in ("out_of_place", "in_place")] if size else []
+            if not sides or result.get("redop") in ("none", None, []):
                 reading.dropped["results of other collectives, or without a size"] += 1
                 continue
             if any("cpu_time" in side for side in sides):

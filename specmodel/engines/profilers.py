@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from itertools import pairwise
 from typing import Any
 
 from specmodel.engines.reading import Given, Reading, Samples, number, rounded, summarise, whole
@@ -44,7 +45,7 @@ def nsys(reading: Reading, source: Source, given: Given) -> None:
     lines = whole_text(source).splitlines()
     starts = [i for i, line in enumerate(lines) if _HEADER.search(line)]
     projected = False
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in pairwise([*starts, len(lines)]):
         # A report's name stands in the line before its header, or in none: then the last one holds.
         named = [line for line in lines[max(start - 4, 0) : start] if "sum" in line]
         projected = "gpu_proj" in named[-1] if named else projected

@@ -28,8 +28,10 @@ __all__ = [
     "Shape",
     "Summary",
     "lengths_sd",
+    "mapping",
     "mean_of",
     "rounded",
+    "sequence",
     "summarise",
 ]
 
@@ -265,8 +267,10 @@ def summarise(
 def _near(data: NDArray[np.float64], band: float | None) -> NDArray[np.float64]:
     import numpy as np
 
-    middle = float(np.median(data))
-    return data if band is None else data[(data <= middle * band) & (data >= middle / band)]
+    if band is None:
+        return data
+    middle = float(np.sort(data)[(len(data) - 1) // 2])  # the lower one of two: idle time only ever adds
+    return data[(data <= middle * band) & (data >= middle / band)]
 
 
 def _spread(data: NDArray[np.float64]) -> float:
@@ -298,6 +302,18 @@ def whole(mapping: Any, *keys: str, low: int = 1, high: int = 10**9) -> int | No
     """Return the first of the keys that holds a whole number from `low` to `high`."""
     value = number(mapping, *keys, low=low - 0.5, high=high + 0.5)
     return int(value) if value is not None and value.is_integer() else None
+
+
+def mapping(document: Any, key: str) -> dict[str, Any]:
+    """Return the mapping under a key; an empty one where there is none."""
+    value = document.get(key) if isinstance(document, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def sequence(document: Any, key: str) -> list[Any]:
+    """Return the list under a key; an empty one where there is none."""
+    value = document.get(key) if isinstance(document, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def mean_of(pairs: Iterable[tuple[float, float]]) -> float | None:

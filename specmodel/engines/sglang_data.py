@@ -8,7 +8,18 @@ from typing import Any
 
 from specmodel.engines import sglang_args
 from specmodel.engines.identities import serving_cycle
-from specmodel.engines.reading import Given, Reading, Shape, add_length, number, rounded, summarise, whole
+from specmodel.engines.reading import (
+    Given,
+    Reading,
+    Shape,
+    add_length,
+    mapping,
+    number,
+    rounded,
+    sequence,
+    summarise,
+    whole,
+)
 
 __all__ = ["bench_one_batch", "bench_serving", "bench_speculative", "generate", "loads", "server_info"]
 
@@ -21,8 +32,10 @@ def server_info(reading: Reading, documents: Iterable[Any], given: Given) -> Non
     for document in documents:
         args = sglang_args.from_mapping(document if isinstance(document, dict) else {})
         args.into(reading)
-        states = document.get("internal_states")
-        state = states[0] if isinstance(states, list) and states else states if isinstance(states, dict) else document
+        states = sequence(document, "internal_states")
+        state = (
+            states[0] if states and isinstance(states[0], dict) else mapping(document, "internal_states") or document
+        )
         shape = _active_shape(state, args) or given.shape
         reading.shape = shape
         if allreduce := args.allreduce():
@@ -36,12 +49,11 @@ def server_info(reading: Reading, documents: Iterable[Any], given: Given) -> Non
         length = number(state, "avg_spec_accept_length")
         if length is not None and shape.num_steps:
             add_length(reading, shape, length, f"{reading.source}: avg_spec_accept_length, cumulative, rounds unknown")
-        steps = state.get("step_time_dict")
-        for key, times in (
-            sorted(steps.items(), key=lambda item: (len(str(item[0])), str(item[0]))) if isinstance(steps, dict) else ()
-        ):
-            batch = int(key) if str(key).isdigit() and len(str(key)) < 7 else 0
-            step_times = [t for t in (number({"t": t}, "t", high=100) for t in times) if t] if batch else []
+        steps = mapping(state, "step_time_dict")
+        for key in sorted(steps, key=lambda key: (len(key), key)):
+            batch = int(key) if key.isascii() and key.isdigit() and len(key) < 7 else 0
+            listed = [number({"t": t}, "t", high=100) for t in sequence(steps, key)]
+            step_times = [t for t in listed if t] if batch else []
             if not step_times:
                 reading.dropped["step times without a batch or a number"] += 1
                 continue
@@ -63,14 +75,12 @@ def _active_shape(state: Any, args: sglang_args.ServerArgs) -> Shape | None:
 
 
 def _memory(reading: Reading, state: Any) -> None:
-    usage = state.get("memory_usage") if isinstance(state, dict) else None
+    usage = mapping(state, "memory_usage")
     if (left := number(usage, "startup_available")) is not None:
         reading.saw("free_memory_bytes", round(left * 2**30), "memory_usage.startup_available", 1, "GB of 2^30 bytes")
-    graph = usage.get("graph") if isinstance(usage, dict) else None
-    if isinstance(graph, dict):
-        for part, about in (("target_verify", "target_cuda_graph"), ("draft_decode", "draft_cuda_graph")):
-            if (size := number(graph, part)) is not None:
-                reading.saw(about, True, f"memory_usage.graph.{part}", 1, f"its graphs take {size:g} GB")
+    for part, about in (("target_verify", "target_cuda_graph"), ("draft_decode", "draft_cuda_graph")):
+        if (size := number(mapping(usage, "graph"), part)) is not None:
+            reading.saw(about, True, f"memory_usage.graph.{part}", 1, f"its graphs take {size:g} GB")
 
 
 def loads(reading: Reading, documents: Iterable[Any], given: Given) -> None:
@@ -124,12 +134,10 @@ def generate(reading: Reading, documents: Iterable[Any], given: Given) -> None:
     prompts: dict[int, int] = {}
     for document in documents:
         for reply in document if isinstance(document, list) else [document]:
-            meta = reply.get("meta_info", reply) if isinstance(reply, dict) else {}
-            counts = next(
-                (meta[key] for key in ("spec_correct_drafts_histogram", "spec_accept_histogram") if key in meta), None
-            )
+            meta = mapping(reply, "meta_info") or reply
+            counts = sequence(meta, "spec_correct_drafts_histogram") or sequence(meta, "spec_accept_histogram")
             rounds = whole(meta, "spec_verify_ct")
-            if not isinstance(counts, list) or not counts:
+            if not counts:
                 reason = "without a histogram" if rounds else "without speculation"
                 reading.dropped[f"replies {reason}"] += 1
                 continue

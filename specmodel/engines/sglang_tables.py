@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from specmodel.engines.reading import Given, Reading, number, rounded, summarise, whole
+from specmodel.engines.reading import Given, Reading, mapping, number, rounded, summarise, whole
 
 __all__ = ["adaptive_schedule", "dspark_records", "dspark_table"]
 
@@ -48,7 +48,7 @@ def dspark_table(reading: Reading, documents: Iterable[Any], given: Given) -> No
 
 def _numbers(document: Any, key: str) -> list[float]:
     values = document.get(key)
-    checked = [number({"v": v}, "v", low=-1e-12) for v in values] if isinstance(values, list) else []
+    checked = [number({"v": v}, "v", low=-1e-12, high=1e6) for v in values] if isinstance(values, list) else []
     return [v for v in checked if v is not None] if None not in checked else []
 
 
@@ -100,12 +100,12 @@ def adaptive_schedule(reading: Reading, documents: Iterable[Any], given: Given) 
     """Read an adaptive configuration: no measurement, but what is deployed."""
     reading.system["engine"] = "sglang"
     for document in documents:
-        keys = sorted((int(key) for key in document if key.isdigit() and len(key) < 7), key=int)
+        keys = sorted((key for key in document if key.isascii() and key.isdigit() and len(key) < 7), key=int)
         parts = []
         for i, key in enumerate(keys):
-            steps = document[str(key)].get("candidate_steps") if isinstance(document[str(key)], dict) else None
+            steps = mapping(document, key).get("candidate_steps")
             if isinstance(steps, list) and all(isinstance(k, int) for k in steps):
-                to = f"-{keys[i + 1] - 1}" if i + 1 < len(keys) else " and more"
+                to = f"-{int(keys[i + 1]) - 1}" if i + 1 < len(keys) else " and more"
                 parts.append(f"batch {key}{to}: {' or '.join(map(str, steps))} steps")
         if parts:
             reading.saw("other", "adaptive schedule: " + "; ".join(parts), "candidate_steps")

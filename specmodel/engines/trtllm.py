@@ -7,9 +7,11 @@ record's own latency spans two loops, and a draft latency of zero means unknown.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from specmodel.engines.identities import stray_steps
 from specmodel.engines.prometheus import Scrape
 from specmodel.engines.reading import (
     Given,
@@ -18,6 +20,7 @@ from specmodel.engines.reading import (
     Samples,
     Shape,
     add_length,
+    mapping,
     number,
     pooled_sd,
     rounded,
@@ -70,8 +73,15 @@ class _Steps:
 
     def rows(self, reading: Reading, what: str) -> None:
         """Put the cycles into the reading."""
+        counts: Counter[int] = Counter()
+        for (steps, _), samples in self.times.items():
+            counts[steps] += samples.seen
+        strays = stray_steps(counts)
         prior_sd = pooled_sd((s.values for s in self.times.values()), BAND)
         for (steps, batch), samples in sorted(self.times.items()):
+            if steps in strays:
+                reading.dropped["not timed: a lone iteration with another number of drafts"] += samples.seen
+                continue
             summary = summarise(samples.values, band=BAND, prior_sd=prior_sd)
             reading.dropped["not timed: idle (far from the median of its batch)"] += summary.outliers
             reading.used["iterations"] += summary.count
@@ -114,7 +124,7 @@ class TrtllmLog:
             self.reading.date = b"-".join((stamp[3], stamp[1], stamp[2])).decode()
         found = _ITER.match(text)
         values = {name: float(value) for name, value, _ in _PAIR.findall(text)}
-        steps = self._steps.setdefault(values.get("global_rank", values.get(b"global_rank", 0.0)), _Steps())
+        steps = self._steps.setdefault(values.get(b"global_rank", 0.0), _Steps())
         tokens, requests = values.get(b"num_generation_tokens"), values.get(b"num_scheduled_requests")
         contexts = values.get(b"num_ctx_requests")
         if found is None or tokens is None or requests is None or contexts is None or b"}" not in text:
@@ -206,7 +216,7 @@ def bench_report(reading: Reading, documents: Iterable[Any], given: Given) -> No
     """Read a `trtllm-bench` report: time per token and pooled acceptance at the mean concurrency."""
     for document in documents:
         system: dict[str, Any] = {"engine": "tensorrt-llm"}
-        engine, world, machine = (document.get(key) or {} for key in ("engine", "world_info", "machine"))
+        engine, world, machine = (mapping(document, key) for key in ("engine", "world_info", "machine"))
         if isinstance(version := engine.get("version"), str) and re.fullmatch(r"[\w.+-]{1,40}", version):
             system["engine_version"] = version
         for key, name in (("tensor_parallel", "tp_size"), ("num_gpus", "world_size"), ("expert_parallel", "ep_size")):
@@ -219,7 +229,7 @@ def bench_report(reading: Reading, documents: Iterable[Any], given: Given) -> No
         if isinstance(path, str) and (short := model_name(path)):
             reading.model["target"] = short
         shape, length = _bench_acceptance(reading, document.get("decoding_stats"), given)
-        requests, streaming = document.get("request_info") or {}, document.get("streaming_metrics") or {}
+        requests, streaming = mapping(document, "request_info"), mapping(document, "streaming_metrics")
         tpot = number(streaming, "avg_ptpot_ms", "avg_tpot_ms")
         batch = given.batch or number(requests, "avg_num_concurrent_requests")
         if shape is None or tpot is None or batch is None or (shape.num_steps and length is None):

@@ -8,10 +8,11 @@ told by the rates by position, whose sum is the mean without it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from specmodel.engines import vllm_args
-from specmodel.engines.identities import counts_at_positions, steps_of
+from specmodel.engines.identities import counts_at_positions, steps_of, stray_steps
 from specmodel.engines.reading import REPEAT_SD, Given, Lengths, Reading, Samples, Shape, pooled_sd, summarise
 from specmodel.engines.stream import Handler, strip_ansi
 from specmodel.engines.vllm_args import VllmArgs
@@ -250,10 +251,8 @@ class VllmLog:
         context, requests, tokens = int(found[1]), int(found[2]), int(found[3])
         if context or found["dummy"] or requests < 1:
             self.reading.dropped["not timed: iteration with prefill, or without requests"] += 1
-        elif tokens % requests or tokens // requests > 100:
+        elif tokens < requests or tokens % requests or tokens // requests > 100:
             self.reading.dropped["not timed: iteration with drafts of different lengths"] += 1
-        elif tokens == requests and self.args.speculating is not False:
-            self.reading.dropped["not timed: iteration without drafts"] += 1
         else:
             place = (tokens // requests - 1, requests * self.args.data_parallel)
             self._iterations.setdefault(place, Samples()).add(float(found[4]), line)
@@ -330,8 +329,17 @@ class VllmLog:
 
     def _cycles(self) -> None:
         reading = self.reading
+        counts: Counter[int] = Counter()
+        for (steps, _), times in self._iterations.items():
+            counts[steps] += times.seen
+        strays = stray_steps(counts)
+        if self.args.speculating or self._counts or any(counts[k] for k in counts if k):
+            strays.add(0)  # steps in which nothing could be drafted are no plain decoding
+        if self.args.num_steps is not None and not self.args.by_batch:
+            strays |= set(counts) - {self.args.num_steps, 0}
+        reading.dropped["not timed: iteration with another number of drafts, or none"] += sum(counts[k] for k in strays)
         prior_sd = pooled_sd((s.values for s in self._iterations.values()), BAND)
-        places = sorted({*self._iterations, *self._intervals})
+        places = sorted(place for place in {*self._iterations, *self._intervals} if place[0] not in strays)
         for steps, batch in places:
             samples = self._iterations.get((steps, batch))
             what, method_sd = "iterations, elapsed time", ITERATION_SD
