@@ -21,7 +21,6 @@ html_title = f"specmodel {release}"
 html_show_sphinx = False
 nitpicky = False
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"

@@ -17,8 +17,8 @@ from typing import Any
 from specmodel import json_schema
 from specmodel.acceptance import AcceptancePrior
 from specmodel.fit import CostPrior
-from specmodel.observations import Noise
 from specmodel.residual import Residuals
+from specmodel.speeds import Noise
 
 HERE = Path(__file__).parent
 PAGES = (HERE / "reference" / "format.md", HERE / "explanation" / "model.md")
@@ -52,6 +52,8 @@ MEANING = {
         "comm_offset_sd": "width of the offset of a setting from its all-reduce table",
         "draft_comm_sd": "width of the factor of a setting on drafts, natural log",
         "rank_ratio_logit": "logit of the acceptance of one rank of a tree over that of the rank before",
+        "tree_gain": "accepted drafts of trees over those of the best static tree, natural log, common to all trees",
+        "tree_own_gain_sd": "how far one tree may differ from the others in this",
     },
     "AcceptancePrior": {
         "level": "mean of the logit at position 1",
@@ -80,11 +82,11 @@ MEANING = {
         "context": "verify, over the logarithm of the context",
         "context_length": "its length",
         "comm": "verify, of one communication setting over the tokens",
+        "workload": "verify, of one workload alone (its contexts, above all); 0 where a file has one workload",
         "configuration": "verify, of one configuration alone",
         "draft_steps": "draft, over the logarithm of the steps",
         "draft_batch": "draft, over the logarithm of the batch",
         "draft_configuration": "draft, of one configuration alone",
-        "shape": "acceptance length, of one draft shape alone",
     },
 }
 
