@@ -65,11 +65,11 @@ def efforts(request: Request) -> tuple[Effort, ...]:
     """List the efforts to choose from, the fullest first, each with what it gives up."""
     repeats = request.repeats
 
-    def effort(runs: int, cycle_runs: int, share: float, *cut: str) -> Effort:
+    def effort(runs: int, cycle_runs: int, share: float, *cut: str, samples: int = TOTAL_MIN_SAMPLES) -> Effort:
         return Effort(
             repeats=runs,
             cycle_repeats=cycle_runs,
-            min_samples=max(10, math.ceil(TOTAL_MIN_SAMPLES / runs)),
+            min_samples=max(10, math.ceil(samples / runs)),
             min_ms=share * TOTAL_MIN_MS / runs,
             max_ms=(5_000.0 if share == 1.0 else 1_000.0),
             cut=cut,
@@ -83,7 +83,8 @@ def efforts(request: Request) -> tuple[Effort, ...]:
     if repeats > 2:
         listed.append(effort(2, 1, 0.3, once, less, f"2 instead of {repeats} repeats"))
     single = (f"1 instead of {repeats} repeats: no spread between runs",) if repeats > 1 else ()
-    return (*listed, effort(1, 1, 0.3, less, *single), effort(1, 1, 0.1, less.replace("0.15", "0.05"), *single))
+    least = (less.replace("0.15", "0.05"), f"at least 12 instead of {TOTAL_MIN_SAMPLES} samples a point")
+    return (*listed, effort(1, 1, 0.3, less, *single), effort(1, 1, 0.1, *least, *single, samples=12))
 
 
 def make_plan(request: Request, gpu: Gpu, *, source_hash: str = "") -> Plan:
