@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
+    "MOST_TREE_TOKENS",
     "AcceptancePrior",
     "SurvivalEstimate",
     "Tree",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+MOST_TREE_TOKENS = 4096
+"""Larger trees are cut: no engine verifies more tokens a sequence, and the rest would add next to nothing."""
 
 
 def logit(p: ArrayLike) -> Array:
@@ -81,7 +84,7 @@ def acceptance_variance(survival: ArrayLike) -> Array:
 
 
 def constant_acceptance_length(alpha: ArrayLike, num_steps: ArrayLike) -> Array:
-    """E[N] for one acceptance rate at every position: ``(1 - a^(K+1)) / (1 - a)`` (Leviathan et al. 2023, equation 1)."""
+    """E[N] for one acceptance rate at every position: ``(1 - a^(K+1)) / (1 - a)`` (Leviathan 2023, equation 1)."""
     a, K = np.broadcast_arrays(np.asarray(alpha, dtype=float), np.asarray(num_steps, dtype=float))
     gap = 1.0 - a
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -192,6 +195,9 @@ def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: i
     num_steps, topk, num_draft_tokens : int
         As SGLang defines them: depth, width a node, and nodes with the root counted.
     """
+    num_draft_tokens = min(num_draft_tokens, MOST_TREE_TOKENS)
+    topk = min(topk, max(num_draft_tokens - 1, 1))
+    num_steps = min(num_steps, num_draft_tokens)
     first = np.asarray(conditional, dtype=float)[:num_steps]
     raw = np.outer(first, rank_ratio ** np.arange(topk, dtype=float))
     before = np.cumsum(raw, axis=1) - raw

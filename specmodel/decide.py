@@ -14,11 +14,14 @@ from specmodel.measured import default_context
 from specmodel.model import FittedModel
 from specmodel.optimum import Candidate, Ceiling, NextMeasurement, Objective, Optimum, Plain
 from specmodel.prediction import Prediction
+from specmodel.request import checked
 
 __all__ = ["Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "optimize"]
 
 Array = NDArray[np.float64]
 DRAWS = 2000
+MOST_STEPS = 64
+"""Longest chain that is a candidate without having been measured."""
 TIE_PROBABILITY = 0.25
 REGRET_TOLERANCE = 0.005
 WORTH_MEASURING = 0.002
@@ -93,14 +96,11 @@ def optimize(
         raise UsageError(f"objective must be tok_s, tpot_ms or goodput, got {objective!r}")
     if objective == "goodput" and max_tpot_ms is None:
         raise UsageError("objective goodput needs max_tpot_ms: the time per token that counts as good")
+    if max_tpot_ms is not None:
+        checked("max_tpot_ms", max_tpot_ms, 1e-9)
     shares = _batches(model, batch)
-    names = model.deployment.structure.comm_names if comm is None else (comm,) if isinstance(comm, str) else tuple(comm)
-    for name in names:
-        model.comm_index(name)
-    longest = max(10, model.measured.largest_steps) if max_steps is None else max_steps
-    if not isinstance(longest, int | np.integer) or longest < 0:
-        raise UsageError(f"max_steps must be a whole number from 0, got {longest!r}")
-    shapes = [(k, 1, k + 1) for k in range(int(longest) + 1)] + [_tree(t) for t in trees]
+    names = _comms(model, comm)
+    shapes = _shapes(model, max_steps, trees)
     options: dict[str, Any] = {
         "workload": workload,
         "cuda_graph": cuda_graph,
@@ -137,7 +137,9 @@ def optimize(
     better = (score > score[:, [best]]).mean(axis=0)
     ties = tuple(table[i] for i in np.flatnonzero(allowed & (better > TIE_PROBABILITY)) if i != best)
     plain = _plain(model, here, table, main, context, workloads)
-    gain, reason = _gains(score, allowed, best, measured)
+    # What lies too far out could not be recommended after one measurement either.
+    near = np.array([not c.extrapolated for c in table]) | (np.arange(len(table)) == best)
+    gain, reason = _gains(score, allowed & near, best, measured)
     unmeasured = _unmeasured(model, table[best], workloads)
     following = _next(gain, table, context, workloads, model, best)
     warnings = dict.fromkeys(w for p in here.predictions.values() for w in p.warnings)
@@ -156,6 +158,40 @@ def optimize(
     )
 
 
+def _comms(model: FittedModel, comm: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The communication settings of the call; raises `UsageError` for one that the file lacks."""
+    if comm is None:
+        return model.comm_names
+    try:
+        names = (comm,) if isinstance(comm, str) else tuple(comm)
+    except TypeError:
+        raise UsageError(f"comm must be a name or several, got {comm!r}") from None
+    if not names:
+        raise UsageError("comm: no setting is left to choose from; name at least one")
+    for name in names:
+        model.comm_index(name)
+    return tuple(dict.fromkeys(names))
+
+
+def _shapes(
+    model: FittedModel, max_steps: int | None, trees: Iterable[tuple[int, int, int]]
+) -> list[tuple[int, int, int]]:
+    """Every chain up to the longest and the given trees, as (num_steps, topk, verified tokens)."""
+    measured = model.measured.largest_steps
+    if max_steps is None:
+        # Long chains are candidates where they were measured; nobody runs one of 64 steps that nobody measured.
+        chains = set(range(min(max(10, measured), MOST_STEPS) + 1))
+    else:
+        longest = int(checked("max_steps", max_steps, 0.0, 4.0 * MOST_STEPS, whole=True))
+        chains = set(range(longest + 1))
+    if max_steps is None:
+        chains |= {s[0] for s in model.measured.speeds if s[1] == 1}
+    try:
+        return [(k, 1, k + 1) for k in sorted(chains)] + [_tree(t) for t in trees]
+    except TypeError:
+        raise UsageError(f"trees must be a list of (num_steps, topk, num_draft_tokens), got {trees!r}") from None
+
+
 def _batches(model: FittedModel, batch: float | Mapping[float, float] | None) -> dict[float, float]:
     if batch is None:
         measured = model.measured.batches
@@ -165,20 +201,24 @@ def _batches(model: FittedModel, batch: float | Mapping[float, float] | None) ->
         raise UsageError("batch: an empty distribution; give at least one size and its share")
     out = {}
     for size, share in given.items():
-        if not (np.isfinite(size) and size >= 1 and np.isfinite(share) and share > 0):
-            raise UsageError(f"batch must be 1 or more with a share above 0, got {size!r}: {share!r}")
-        out[float(size)] = float(share)
+        sizes = checked("batch", size, 1.0)
+        if sizes.ndim:
+            raise UsageError(f"batch must be one number or a mapping of size to share, got {size!r}")
+        out[float(sizes)] = float(checked(f"share of batch {float(sizes):g}", share, 1e-12))
     total = sum(out.values())
     return {b: s / total for b, s in out.items()}
 
 
 def _tree(tree: tuple[int, int, int]) -> tuple[int, int, int]:
+    wrong = UsageError(
+        "a tree is (num_steps, topk, num_draft_tokens), whole numbers with num_steps >= 1 and num_draft_tokens >= 2 "
+        f"(num_steps + 1 where topk is 1), got {tree!r}"
+    )
+    if len(tree) != 3 or not all(isinstance(x, int | np.integer) for x in tree):
+        raise wrong
     steps, topk, tokens = (int(x) for x in tree)
     if steps < 1 or topk < 1 or tokens < 2 or (topk == 1 and tokens != steps + 1):
-        raise UsageError(
-            f"a tree is (num_steps, topk, num_draft_tokens) with num_steps >= 1 and num_draft_tokens >= 2 "
-            f"(num_steps + 1 where topk is 1), got {tuple(tree)!r}"
-        )
+        raise wrong
     return steps, topk, tokens
 
 

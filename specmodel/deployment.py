@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -80,6 +80,8 @@ class Deployment:
     own_curve: tuple[bool, ...]
     message_bytes_per_token: float
     allreduces_per_pass: int
+    graph_mode: int
+    """How drafts in CUDA graphs were mostly measured: 0 one graph a step, 1 one graph a cycle."""
 
     def points(self, settings: Settings, rank_batch: bool = False) -> tuple[CostPoints, ResidualPoints]:
         """Cost and residual points of settings; `rank_batch` says that `batch` is already that of one rank.
@@ -156,12 +158,12 @@ Points = TypeVar("Points", CostPoints, ResidualPoints)
 def flattened(points: Points, shape: tuple[int, ...]) -> Points:
     """The same points broadcast to `shape` and flattened: every array of one length."""
     arrays = {f.name: np.broadcast_to(getattr(points, f.name), shape).ravel() for f in fields(points)}
-    return type(points)(**arrays)
+    return replace(points, **arrays)
 
 
 def part_of(points: Points, piece: slice) -> Points:
     """Some of the points, every array of which has one length."""
-    return type(points)(**{f.name: getattr(points, f.name)[piece] for f in fields(points)})
+    return replace(points, **{f.name: getattr(points, f.name)[piece] for f in fields(points)})
 
 
 def draft_mode_of(cuda_graph: bool, graph_scope: str | None) -> int:
@@ -200,6 +202,8 @@ def deployment_of(cal: Calibration) -> Deployment:
     curves = [_curve(cal, name) if sized else None for name in names]
     batches = [r.batch / system.data_parallel for r in cal.measurements.cycles]
     batches += [r.batch for r in cal.measurements.verify]
+    scopes = [r.graph_scope for r in cal.measurements.draft if r.cuda_graph]
+    scopes += [r.graph_scope for r in cal.measurements.cycles if r.cuda_graph and r.num_steps]
     structure = CostStructure(
         comm_names=names,
         num_experts=model.num_experts or 0 if moe else 0,
@@ -216,6 +220,7 @@ def deployment_of(cal: Calibration) -> Deployment:
         own_curve=tuple(curve is not None for curve in curves),
         message_bytes_per_token=float((model.hidden_size or 0) * model.activation_bytes),
         allreduces_per_pass=2 * (model.num_layers or 0),
+        graph_mode=int(2 * scopes.count("cycle") > len(scopes)),
     )
 
 

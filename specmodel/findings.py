@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,8 +15,9 @@ __all__ = ["Finding", "findings_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A cycle row whose physics cannot be, in one sentence, and how wide its noise must be to allow for that."""
+    """A row whose physics cannot be, in one sentence, and how wide its noise must be to allow for that."""
 
+    section: Literal["cycles", "acceptance"] = "cycles"
     row: int
     text: str
     sd: float
@@ -51,7 +53,7 @@ def findings_of(cal: Calibration) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for i, row in enumerate(cal.measurements.cycles):
         length = row.acceptance_length
-        if row.num_steps == 0 or length is None:
+        if length is None:
             continue
         most = min(row.num_steps + 1, row.verify_tokens)
         place = (row.batch, row.context_tokens)
@@ -60,7 +62,7 @@ def findings_of(cal: Calibration) -> tuple[Finding, ...]:
             found.append(
                 Finding(row=i, text=f"measurements.cycles[{i}]: {text}", sd=_doubt(length / most), doubtful=(i,))
             )
-        elif place in plain and i in rates:
+        elif row.num_steps and place in plain and i in rates:
             compared[place] = compared.get(place, 0) + 1
             over = rates[i] / _best(plain[place], rates) / length
             if over > 1.005:
@@ -85,7 +87,16 @@ def findings_of(cal: Calibration) -> tuple[Finding, ...]:
                 doubtful=tuple(plain[place]) if common else (i,),
             )
         )
-    return tuple(sorted(found, key=lambda f: f.row))
+    for i, entry in enumerate(cal.acceptance):
+        most = min(entry.num_steps + 1, entry.verify_tokens)
+        if entry.acceptance_length is not None and entry.acceptance_length > most * 1.005:
+            text = (
+                f"acceptance[{i}]: acceptance_length {entry.acceptance_length:g} is above the {most} tokens that a "
+                "cycle can emit; count it again"
+            )
+            sd = _doubt(entry.acceptance_length / most)
+            found.append(Finding(section="acceptance", row=i, text=text, sd=sd, doubtful=()))
+    return tuple(sorted(found, key=lambda f: (f.section != "cycles", f.row)))
 
 
 def _best(rows: list[int], rates: dict[int, float]) -> float:

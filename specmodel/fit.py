@@ -21,7 +21,7 @@ from specmodel.findings import findings_of
 from specmodel.measured import measured_of
 from specmodel.model import FittedModel
 from specmodel.observations import Observations, observations_of
-from specmodel.posterior import Layout, Posterior
+from specmodel.posterior import MOST_POSITIONS, Layout, Posterior
 from specmodel.residual import Residuals, draft_covariance, verify_covariance
 from specmodel.search import Problem, different, rescaled, search, start
 from specmodel.speeds import Noise
@@ -44,11 +44,11 @@ class CostPrior:
     knee_tokens: tuple[float, float] = (300.0, 1.2)
     kv: tuple[float, float] = (0.01, 1.5)
     kv_multi: tuple[float, float] = (0.1, 0.7)
-    overhead: tuple[float, float] = (0.06, 1.5)
+    overhead: tuple[float, float] = (0.10, 1.5)
     overhead_loop: tuple[float, float] = (0.003, 1.2)
     """Of a bare benchmark loop, which has no scheduler, sampler or detokenizer."""
-    draft_base: tuple[float, float] = (0.002, 1.0)
-    draft_step: tuple[float, float] = (0.10, 0.9)
+    draft_base: tuple[float, float] = (0.001, 1.0)
+    draft_step: tuple[float, float] = (0.09, 0.9)
     draft_sequence: tuple[float, float] = (0.015, 1.5)
     draft_width: tuple[float, float] = (0.01, 1.5)
     tree: tuple[float, float] = (0.15, 1.4)
@@ -190,7 +190,7 @@ def fit(
     longest = max([s.num_steps for s in obs.shapes] + [int(p) + 1 for p in obs.position], default=0)
     layout = Layout(
         num_cost=len(parameter_names(dep.structure.comm_names)),
-        positions=min(max(longest, 8) + 4, max(longest, 64)),
+        positions=min(max(longest, 8) + 4, MOST_POSITIONS),
         workloads=obs.workloads,
         trees=tuple(sorted({(x.num_steps, x.topk, x.verify_tokens) for x in obs.shapes if x.topk > 1})),
     )

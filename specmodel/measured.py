@@ -28,14 +28,15 @@ class PlainRate:
 class Measured:
     """Ranges and settings that were measured.
 
-    A setting is (num_steps, topk, verified tokens per sequence, batch, comm, context or -1, workload).
+    A setting is (num_steps, topk, verified tokens per sequence, batch, comm, context or -1, workload, cuda_graph,
+    verify_cuda_graph).
     """
 
     largest_steps: int
     """Longest chain or tree with a speed or an acceptance; 0 where there is none."""
     batches: tuple[float, ...]
     contexts: tuple[int, ...]
-    speeds: frozenset[tuple[int, int, int, float, str, int, str]]
+    speeds: frozenset[tuple[int, int, int, float, str, int, str, bool, bool]]
     verify: frozenset[tuple[float, float, str]]
     """(tokens of one rank, sequences of one rank, comm) of verify passes seen alone or inside a cycle with its time."""
     draft: frozenset[tuple[int, int, str]]
@@ -71,14 +72,18 @@ class Measured:
         comm: str,
         context_tokens: float | None,
         workloads: tuple[str, ...],
+        cuda_graph: bool = True,
+        verify_cuda_graph: bool = True,
     ) -> bool:
         """Whether a row states the speed of this setting (a bound does not)."""
+        graphs = (cuda_graph, verify_cuda_graph)
         if shape[0] == 0:
             workloads = tuple({*workloads, *(s[6] for s in self.speeds)})
+            graphs = (True, verify_cuda_graph)
         contexts = (
             {-1, *self.contexts} if context_tokens is None or np.isnan(context_tokens) else {-1, int(context_tokens)}
         )
-        return any((*shape, batch, comm, c, w) in self.speeds for c in contexts for w in workloads)
+        return any((*shape, batch, comm, c, w, *graphs) in self.speeds for c in contexts for w in workloads)
 
 
 def row_context(row: CycleRow) -> int:
@@ -99,9 +104,10 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
         stated = stated_speed(row, noise)
         if stated is None:
             continue
-        speeds.add(
-            (row.num_steps, row.topk, row.verify_tokens, float(row.batch), row.comm, row_context(row), row.workload)
-        )
+        shape = (row.num_steps, row.topk, row.verify_tokens)
+        # Plain decoding drafts nothing: the drafter's graphs are no matter.
+        graphs = (row.cuda_graph or row.num_steps == 0, row.verify_cuda_graph)
+        speeds.add((*shape, float(row.batch), row.comm, row_context(row), row.workload, *graphs))
         batches.add(float(row.batch))
         steps.append(row.num_steps)
         if row.num_steps and row.acceptance_length is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import stdtrit
 
 from specmodel.calibration import Calibration
-from specmodel.cost import parameter_names
+from specmodel.cost import CostPoints, parameter_names
 from specmodel.deployment import Deployment, as_settings, flattened
 from specmodel.errors import UsageError
 from specmodel.measured import Measured, extrapolation
@@ -71,7 +71,7 @@ class FittedModel:
 
     def comm_index(self, comm: str) -> int:
         """Index of a communication setting; `UsageError` for one that the file lacks."""
-        if comm not in self.comm_names:
+        if not isinstance(comm, str) or comm not in self.comm_names:
             raise UsageError(
                 f"comm {comm!r} is not in {self.calibration.name}; use one of: {', '.join(self.comm_names)}"
             )
@@ -95,7 +95,7 @@ class FittedModel:
             text = ", ".join(f"{n} {w / total:.0%}" for n, w in weights.items())
             warning = f"no workload was named and the file has none called default: taken as the mixture {text}"
             return {names.index(n): w / total for n, w in weights.items()}, (warning,)
-        wanted = {workload: 1.0} if isinstance(workload, str) else {str(n): float(w) for n, w in workload.items()}
+        wanted = _shares(workload)
         if not wanted:
             raise UsageError("workload: an empty mixture; name at least one workload and its share")
         in_rows = {c.workload for c in self.calibration.measurements.cycles}
@@ -107,13 +107,11 @@ class FittedModel:
                 )
             if not (np.isfinite(share) and share > 0):
                 raise UsageError(f"workload {name!r}: its share must be a number above 0, got {share!r}")
-        total = sum(wanted.values())
-        shares: dict[int, float] = {}
-        for name, share in wanted.items():
+        if any(name not in names for name in wanted):
             # A workload with plain rows only has no acceptance of its own.
-            index = names.index(name) if name in names else 0
-            shares[index] = shares.get(index, 0.0) + share / total
-        return shares, ()
+            return self.mixture(None)
+        total = sum(wanted.values())
+        return {names.index(name): share / total for name, share in wanted.items()}, ()
 
     def predict(
         self,
@@ -241,6 +239,7 @@ class FittedModel:
             cuda_graph=cuda_graph,
             verify_cuda_graph=verify_cuda_graph,
             acceptance_length=acceptance_length,
+            graph_mode=self.deployment.graph_mode,
             place=self._place(workload, shares),
         )
         return request, warnings
@@ -263,8 +262,8 @@ class FittedModel:
                 means[mode, piece] = at.mean + log_batch[piece]
                 sds[mode, piece] = np.sqrt(at.variance + noise_variance)
         return Distribution(
-            means=means.reshape(-1, *request.shape),
-            sds=sds.reshape(-1, *request.shape),
+            means=means.reshape(len(means), *request.shape),
+            sds=sds.reshape(len(sds), *request.shape),
             degrees=np.array([p.degrees for p in self.posteriors]),
             weights=np.array(self.weights),
         )
@@ -275,7 +274,8 @@ class FittedModel:
         """Moments of a quantity under one mode, piece by piece of the flattened request."""
         post = self.posteriors[mode]
         broad_points, broad_right = self.deployment.points(request.settings)
-        points, right = flattened(broad_points, request.shape), flattened(broad_right, request.shape)
+        points: CostPoints = flattened(broad_points, request.shape)
+        right: ResidualPoints = flattened(broad_right, request.shape)
         kinds, index = request.kinds()
         value, gradient = self._lengths(post, request.shares, kinds)
         index = np.broadcast_to(index, request.shape).ravel()
@@ -318,6 +318,10 @@ class FittedModel:
         """
         if quantity not in QUANTITIES:
             raise UsageError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity!r}")
+        if not 0.0 < level < 1.0:
+            raise UsageError(f"interval level must lie between 0 and 1, got {level!r}")
+        if num_steps == 0 and quantity.startswith("draft_"):
+            return 0.0, 0.0, 0.0
         request, _ = self.request(
             num_steps, batch, comm, topk, num_draft_tokens, context_tokens, workload, cuda_graph, verify_cuda_graph
         )
@@ -357,7 +361,7 @@ class FittedModel:
             scale = np.sqrt(post.degrees / random.chisquare(post.degrees, size=(n, 1)))
             normal = random.standard_normal((n, len(values)))
             out.append(at.mean + log_batch + scale * (normal @ root))
-        return np.asarray(np.exp(np.concatenate(out)))
+        return np.asarray(np.exp(np.clip(np.concatenate(out), -300.0, 300.0)))
 
     def _lengths(self, post: Posterior, shares: dict[int, float], kinds: Array) -> tuple[Array, Array]:
         """Log acceptance length of the mixture for each (steps, topk, tokens) column, and its derivative.
@@ -434,3 +438,13 @@ class FittedModel:
                 lines.append(f"  {term.name:32} {term.value:10.4g} {interval} {term.unit}".rstrip())
         lines += [f"  warning: {w}" for w in self.warnings]
         return "\n".join(lines)
+
+
+def _shares(workload: str | Mapping[str, float]) -> dict[str, float]:
+    """A workload or a mixture as names and shares; raises `UsageError` for anything else."""
+    if isinstance(workload, str):
+        return {workload: 1.0}
+    try:
+        return {str(name): float(share) for name, share in workload.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise UsageError(f"workload must be a name or a mapping of name to share, got {workload!r}") from None

@@ -105,6 +105,8 @@ class _Builder:
         return self.shapes.setdefault(shape, len(self.shapes))
 
     def add(self, section: str, index: int, value: float, sd: float, **more: Any) -> None:
+        # A number whose logarithm is beyond these says nothing that arithmetic could use.
+        value, sd = float(np.clip(value, -50.0, 50.0)), float(np.clip(sd, 1e-4, 5.0))
         self.rows.append({"source": (section, index), "value": value, "sd": sd, **more})
 
 
@@ -142,6 +144,8 @@ def setting_key(dep: Deployment, row: CycleRow, workload: int) -> SettingKey:
 def settings_of(keys: list[SettingKey]) -> Settings:
     """Arrays of settings from keys."""
     columns = {name: np.array([getattr(k, name) for k in keys], dtype=float) for name in SettingKey._fields}
+    for name in ("steps", "query_tokens", "sequences", "context_tokens", "topk"):
+        columns[name] = np.minimum(columns[name], 1e9)
     context = columns["context_tokens"]
     return as_settings(
         num_steps=columns["steps"],
@@ -173,15 +177,17 @@ def observations_of(cal: Calibration, dep: Deployment, noise: Noise | None = Non
     _verify(cal, build, noise)
     _draft(cal, build, noise)
     doubts: dict[int, float] = {}
-    for finding in findings_of(cal):
+    findings = findings_of(cal)
+    for finding in findings:
         for j in finding.doubtful:
             doubts[j] = max(doubts.get(j, 0.0), finding.sd)
     for i, row in enumerate(cal.measurements.cycles):
         # A row that cannot be is kept, but so wide that it cannot outweigh the others.
         wide = doubts.get(i)
         _cycle(row, i, build, noise if wide is None else replace(noise, cycle=wide, cycle_floor=wide, length=wide))
+    doubtful = {f.row: f.sd for f in findings if f.section == "acceptance"}
     for i, entry in enumerate(cal.acceptance):
-        _acceptance(entry, i, build, noise)
+        _acceptance(entry, i, build, noise, doubtful.get(i, 0.0))
     return _finish(build)
 
 
@@ -255,7 +261,7 @@ def _cycle(row: CycleRow, i: int, build: _Builder, noise: Noise) -> None:
         )
 
 
-def _acceptance(entry: AcceptanceEntry, i: int, build: _Builder, noise: Noise) -> None:
+def _acceptance(entry: AcceptanceEntry, i: int, build: _Builder, noise: Noise, doubt: float) -> None:
     workload = build.workloads.index(entry.workload)
     common: dict[str, Any] = {"workload": workload, "sampled": False}
     if entry.acceptance_length is not None or entry.accepted_by_rank is not None:
@@ -267,7 +273,7 @@ def _acceptance(entry: AcceptanceEntry, i: int, build: _Builder, noise: Noise) -
             length = 1.0 + sum(sum(ranks) for ranks in entry.accepted_by_rank or ()) / drafts
             sd = _length_sd(length, noise)
         shape = build.shape(Shape(workload, entry.num_steps, entry.topk, entry.verify_tokens))
-        build.add("acceptance", i, np.log(length), max(sd, 1e-4), length=1.0, shape=shape, sampled=False)
+        build.add("acceptance", i, np.log(length), max(sd, 3.0 * doubt), length=1.0, shape=shape, sampled=False)
         return
     if entry.accepted_per_position is not None:
         drafts = float(entry.drafts or 0)

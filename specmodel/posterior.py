@@ -24,6 +24,7 @@ from specmodel.residual import (
 )
 
 __all__ = [
+    "MOST_POSITIONS",
     "RATE",
     "Combination",
     "Latent",
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+MOST_POSITIONS = 64
+"""Positions of an acceptance curve that are parameters of their own at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,17 +149,33 @@ def lengths(theta: Array, layout: Layout, shapes: tuple[Shape, ...]) -> tuple[Ar
             value[i] = log_length[K]
             jac[i, where] = gradient[K]
         else:
-            full, slope = log_length_gradient(_extended(conditional, K))
-            value[i] = full[K]
-            jac[i, where] = slope[K, : layout.positions]
-            jac[i, where.stop - 1] += slope[K, layout.positions :].sum()
+            length, slope = _long_chain(conditional, K)
+            value[i] = np.log(length)
+            jac[i, where] = slope / length
     return value, jac
 
 
 def _extended(conditional: Array, num_steps: int) -> Array:
     """The curve to `num_steps` positions; past its end the last acceptance holds."""
-    extra = num_steps - len(conditional)
+    extra = min(num_steps, MOST_POSITIONS) - len(conditional)
     return conditional[:num_steps] if extra <= 0 else np.concatenate([conditional, np.full(extra, conditional[-1])])
+
+
+def _long_chain(conditional: Array, num_steps: int) -> tuple[float, Array]:
+    """Acceptance length of a chain longer than the curve, whose last acceptance c goes on, and its derivative.
+
+    The tail is the geometric sum ``S_n (c + c^2 + ... + c^m)``, m steps past the n of the curve.
+    """
+    n, c, m = len(conditional), float(conditional[-1]), num_steps - len(conditional)
+    log_length, gradient = log_length_gradient(conditional)
+    length = float(np.exp(log_length[n]))
+    survived = float(np.prod(conditional))
+    powers = np.arange(1, min(m, MOST_POSITIONS * 64) + 1, dtype=float)
+    terms = np.exp(powers * np.log(max(c, 1e-300)))
+    tail, tail_slope = float(terms.sum()), float((powers * terms).sum())  # the slope by ln c
+    slope = length * gradient[n] + survived * tail * (1.0 - conditional)
+    slope[-1] += survived * tail_slope * (1.0 - c)
+    return length + survived * tail, slope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

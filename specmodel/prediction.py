@@ -74,7 +74,7 @@ class Prediction:
 
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
         """Central interval of tok/s into which one new measurement falls with probability `level`."""
-        if not 0.0 < level < 1.0:
+        if not isinstance(level, float | int) or not 0.0 < level < 1.0:
             raise UsageError(f"interval level must lie between 0 and 1, got {level!r}")
         distribution = self.distribution()
         low, high = (np.exp(distribution.quantile(0.5 + sign * level / 2.0)) for sign in (-1.0, 1.0))

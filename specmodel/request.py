@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specmodel.acceptance import MOST_TREE_TOKENS
 from specmodel.deployment import Settings, as_settings
 from specmodel.errors import UsageError
 
@@ -52,6 +53,7 @@ def request_of(
     cuda_graph: ArrayLike,
     verify_cuda_graph: ArrayLike,
     acceptance_length: ArrayLike | None,
+    graph_mode: int = 0,
     place: int = -1,
 ) -> Request:
     """Check the numeric arguments of a prediction; several comm settings broadcast along a new first axis.
@@ -61,21 +63,27 @@ def request_of(
     UsageError
         For a number outside its domain; it names the argument.
     """
-    K = checked("num_steps", num_steps, 0.0)
-    if np.any(np.floor(K) != K):
-        raise UsageError(f"num_steps must be whole numbers, got {K[np.floor(K) != K].ravel()[0]:g}")
-    tokens = K + 1.0 if num_draft_tokens is None else checked("num_draft_tokens", num_draft_tokens, 1.0)
+    K = checked("num_steps", num_steps, 0.0, whole=True)
     B = checked("batch", batch, 1.0)
-    width = checked("topk", topk, 1.0)
+    width = checked("topk", topk, 1.0, whole=True)
+    drafting = K > 0
+    tokens = K + 1.0
+    if num_draft_tokens is not None:
+        tokens = checked("num_draft_tokens", num_draft_tokens, 1.0, most=float(MOST_TREE_TOKENS), whole=True)
+    _check_shapes(K, width, tokens)
     context = np.asarray(np.nan) if context_tokens is None else checked("context_tokens", context_tokens, 0.0)
     given = np.asarray(np.nan) if acceptance_length is None else checked("acceptance_length", acceptance_length, 1.0)
     graph, verify_graph = np.asarray(cuda_graph, dtype=bool), np.asarray(verify_cuda_graph, dtype=bool)
-    shape = np.broadcast_shapes(*(a.shape for a in (K, tokens, B, width, context, graph, verify_graph, given)))
+    try:
+        shape = np.broadcast_shapes(*(a.shape for a in (K, tokens, B, width, context, graph, verify_graph, given)))
+    except ValueError:
+        raise UsageError(
+            "the arrays of a prediction do not broadcast against each other; give them matching shapes"
+        ) from None
     comms = np.asarray(comm)
     if comms.ndim:
         comms = comms.reshape(-1, *(1,) * len(shape))
         shape = (comms.shape[0], *shape)
-    drafting = K > 0
     settings = as_settings(
         num_steps=K,
         verify_tokens=np.where(drafting, tokens, 1.0),
@@ -84,20 +92,37 @@ def request_of(
         comm=comms,
         speculating=drafting,
         topk=np.where(drafting, width, 1.0),
-        draft_mode=np.where(graph | ~drafting, 0, 2),
+        draft_mode=np.where(graph | ~drafting, graph_mode, 2),
         verify_eager=~verify_graph,
         workload=place,
     )
+    # Plain decoding emits one token a cycle, whatever the caller says of the drafter.
+    given = np.where(drafting, given, np.nan)
     return Request(settings=settings, shares=shares, given=given, shape=shape)
 
 
-def checked(name: str, value: ArrayLike, least: float) -> Array:
-    """A finite array of numbers from `least`, or a `UsageError` that names the argument."""
+def _check_shapes(K: Array, topk: Array, tokens: Array) -> None:
+    """A chain verifies num_steps + 1 tokens, a tree at least 2; raises `UsageError`."""
+    try:
+        K, topk, tokens = np.broadcast_arrays(K, topk, tokens)
+    except ValueError:
+        return  # said of all arrays together
+    wrong = (K > 0) & np.where(topk > 1, tokens < 2, tokens != K + 1)
+    if np.any(wrong):
+        k, t, n = (int(a[wrong].ravel()[0]) for a in (K, topk, tokens))
+        allowed = "at least 2" if t > 1 else f"num_steps + 1 = {k + 1}"
+        raise UsageError(f"num_draft_tokens must be {allowed} for {k} steps with topk {t}, got {n}")
+
+
+def checked(name: str, value: ArrayLike, least: float, most: float = 1e9, whole: bool = False) -> Array:
+    """A finite array of numbers within [`least`, `most`], or a `UsageError` that names the argument."""
     try:
         x = np.asarray(value, dtype=float)
     except (TypeError, ValueError):
         raise UsageError(f"{name} must be a number or an array of numbers, got {value!r}") from None
-    if not np.all(np.isfinite(x)) or np.any(x < least):
-        bad = x[~(np.isfinite(x) & (x >= least))].ravel()[0]
-        raise UsageError(f"{name} must be finite and {least:g} or more, got {bad:g}")
+    good = np.isfinite(x) & (x >= least) & (x <= most)
+    if not np.all(good):
+        raise UsageError(f"{name} must lie between {least:g} and {most:g}, got {x[~good].ravel()[0]:g}")
+    if whole and np.any(x != np.floor(x)):
+        raise UsageError(f"{name} must be a whole number, got {x[x != np.floor(x)].ravel()[0]:g}")
     return x

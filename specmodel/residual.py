@@ -34,7 +34,7 @@ DRAFT_LENGTH = 1.0
 class Residuals:
     """Standard deviations (natural log units) and lengths of the residual process of verify and draft."""
 
-    tokens: float = 0.075
+    tokens: float = 0.09
     tokens_length: float = 1.2
     batch: float = 0.03
     batch_speculating: float = 0.03
@@ -44,7 +44,7 @@ class Residuals:
     comm: float = 0.02
     workload: float = 0.08
     """What the cycles of one workload have in common (its contexts, above all); 0 in a file of one workload."""
-    configuration: float = 0.018
+    configuration: float = 0.017
     draft_steps: float = 0.025
     draft_batch: float = 0.03
     draft_configuration: float = 0.005

@@ -139,7 +139,8 @@ def _linearise(problem: Problem, state: State) -> _Linear:
         jac[shaped] += obs.length[shaped, None] * gradient[obs.shape[shaped]]
     placed = obs.position >= 0
     if placed.any():
-        column = layout.first_curve + obs.workload[placed] * layout.positions + obs.position[placed]
+        position = np.minimum(obs.position[placed], layout.positions - 1)
+        column = layout.first_curve + obs.workload[placed] * layout.positions + position
         value[placed] += state.theta[column]
         jac[np.flatnonzero(placed), column] = 1.0
     return _Linear(value=value, jacobian=jac, verify_weight=verify_weight, draft_weight=draft_weight)

@@ -15,7 +15,7 @@ __all__ = ["Noise", "spread", "stated_speed"]
 class Noise:
     """Relative standard deviations of one measurement where the file states none, and the least that is believed."""
 
-    cycle: float = 0.010
+    cycle: float = 0.008
     """A tok/s or cycle time from run to run."""
     cycle_floor: float = 0.004
     """What repeats within one run do not show."""
