@@ -45,7 +45,7 @@ class CostPrior:
     kv: tuple[float, float] = (0.01, 1.5)
     kv_multi: tuple[float, float] = (0.1, 0.7)
     overhead: tuple[float, float] = (0.10, 1.5)
-    overhead_loop: tuple[float, float] = (0.003, 1.2)
+    overhead_loop: tuple[float, float] = (0.002, 1.2)
     """Of a bare benchmark loop, which has no scheduler, sampler or detokenizer."""
     draft_base: tuple[float, float] = (0.001, 1.0)
     draft_step: tuple[float, float] = (0.09, 0.9)

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 
 from specmodel.calibration import Calibration
 from specmodel.cost import CostPoints, parameter_names
-from specmodel.deployment import Deployment, as_settings, flattened
+from specmodel.deployment import Deployment, as_settings, flattened, part_of
 from specmodel.errors import UsageError
 from specmodel.measured import Measured, extrapolation
 from specmodel.observations import Observations, Shape
@@ -284,7 +284,7 @@ class FittedModel:
         for start in range(0, len(index), CHUNK):
             piece = slice(start, start + CHUNK)
             table = LengthTable(value=value, gradient=gradient, index=index[piece], known=known[piece])
-            some, there = (type(p)(**{name: getattr(p, name)[piece] for name in p.__slots__}) for p in (points, right))
+            some, there = part_of(points, piece), part_of(right, piece)
             at = moments(post, self.observations, self.layout, self.deployment, some, there, table, of)
             if table.known.any():
                 shift = np.log(np.where(table.known, given[piece], 1.0)) - value[table.index]
