@@ -93,8 +93,12 @@ class _Steps:
             reading.cycles.append(row)
 
 
-_PAIR = re.compile(rb"['\"]?(\w+)['\"]?\s*[=:]\s*(-?\d+(?:\.\d+)?)(ms)?(?=[,\s}]|$)")
-_ITER = re.compile(rb"(?<![\w.])iter = (\d{1,12})\b")
+_ITER = re.compile(rb"iter = (\d{1,12})\b")
+_RANK = re.compile(rb"\bglobal_rank\s*[=:]\s*(\d+)")
+_REQUESTS = re.compile(rb"\bnum_scheduled_requests\s*[=:]\s*(\d{1,7})\b")
+_CONTEXTS = re.compile(rb"\bnum_ctx_requests['\"]?\s*[=:]\s*(\d{1,7})\b")
+_TOKENS = re.compile(rb"\bnum_generation_tokens['\"]?\s*[=:]\s*(\d{1,8})\b")
+_DEVICE = re.compile(rb"\bprev_device_step_time\s*[=:]\s*(\d{1,9}(?:\.\d+)?)ms\b")
 _STAMP = re.compile(rb"\[(\d\d)/(\d\d)/(\d{4})-")
 
 
@@ -103,7 +107,7 @@ class TrtllmLog:
 
     def __init__(self, source: str, given: Given) -> None:
         self.reading = Reading(source=source, kind="TensorRT-LLM iteration log")
-        self._steps: dict[float, _Steps] = {}
+        self._steps: dict[bytes, _Steps] = {}
         self._seen = False
 
     @property
@@ -122,21 +126,24 @@ class TrtllmLog:
         self._seen = True
         if self.reading.date is None and (stamp := _STAMP.search(prefix)):
             self.reading.date = b"-".join((stamp[3], stamp[1], stamp[2])).decode()
+        rank = _RANK.search(text)
+        name = rank[1] if rank else b"0"
+        steps = self._steps.get(name) or self._steps.setdefault(name, _Steps())
         found = _ITER.match(text)
-        values = {name: float(value) for name, value, _ in _PAIR.findall(text)}
-        steps = self._steps.setdefault(values.get(b"global_rank", 0.0), _Steps())
-        tokens, requests = values.get(b"num_generation_tokens"), values.get(b"num_scheduled_requests")
-        contexts = values.get(b"num_ctx_requests")
-        if found is None or tokens is None or requests is None or contexts is None or b"}" not in text:
+        texts = [pattern.search(text) for pattern in (_TOKENS, _REQUESTS, _CONTEXTS)]
+        numbers = [int(match[1]) for match in texts if match is not None]
+        if found is None or len(numbers) < len(texts) or b"}" not in text:
             self.reading.dropped["iteration line cut off"] += 1
             steps.now(None)
             return
-        steps.previous(self.reading, int(found[1]), values.get(b"prev_device_step_time"), line)
+        tokens, requests, contexts = numbers
+        device = _DEVICE.search(text)
+        steps.previous(self.reading, int(found[1]), float(device[1]) if device else None, line)
         if contexts or requests < 1 or tokens % requests or tokens < requests or tokens > 100 * requests:
             self.reading.dropped["not timed: prefill, or drafts of different lengths"] += 1
             steps.now(None)
             return
-        steps.now((int(tokens // requests) - 1, int(requests)))
+        steps.now((tokens // requests - 1, requests))
 
     def finish(self) -> Reading | None:
         """Return what the log states; None if it is none of TensorRT-LLM."""
@@ -145,9 +152,9 @@ class TrtllmLog:
         self.reading.system["engine"] = "tensorrt-llm"
         if self._steps:
             # Every rank prints the same iterations, where more than rank 0 prints at all.
-            rank = min(self._steps)
-            self._steps[rank].rows(self.reading, "prev_device_step_time of the next")
-            steps = {place[0] for place in self._steps[rank].times}
+            first = min(self._steps)
+            self._steps[first].rows(self.reading, "prev_device_step_time of the next")
+            steps = {place[0] for place in self._steps[first].times}
             self.reading.shape = Shape(num_steps=steps.pop()) if len(steps) == 1 else None
         return self.reading
 

@@ -23,6 +23,8 @@ NOMINAL_INTERVAL_MS = 10_000.0
 ITERATION_SD = 0.005
 """Relative error of iteration times as cycle times: the clock is the CPU's wait for one step's result."""
 BAND = 1.25
+MAX_KINDS = 2**14
+CONTRADICTION = "metrics line whose numbers contradict each other"
 
 _ACCEPTED = re.compile(rb"Accepted: (\d{1,12}) tokens")
 _DRAFTED = re.compile(rb"Drafted: (\d{1,12}) tokens")
@@ -62,6 +64,55 @@ class _Counts:
     last_line: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Metrics:
+    """What one metrics line states; no counts where it prints totals only."""
+
+    accepted: int
+    drafted: int
+    drafts: int = 0
+    counts: tuple[int, ...] = ()
+    bonus: str | None = None
+    """Whether the printed mean is with or without the bonus token."""
+    elapsed_ms: float = NOMINAL_INTERVAL_MS
+
+
+def _parse_metrics(text: bytes) -> _Metrics | str:
+    """Read a metrics line; or say why not."""
+    accepted_text, drafted_text = _ACCEPTED.search(text), _DRAFTED.search(text)
+    if accepted_text is None or drafted_text is None:
+        return "metrics line cut off"
+    accepted, drafted = int(accepted_text[1]), int(drafted_text[1])
+    if drafted == 0 or accepted > drafted:
+        return "nothing drafted, or more accepted than drafted"
+    rates_text, mean_text = _RATES.search(text), _MEAN.search(text)
+    if rates_text is None and mean_text is None:
+        return _Metrics(accepted=accepted, drafted=drafted)
+    printed = rates_text[1].split(b", ") if rates_text else []
+    if not printed or len({len(rate) for rate in printed}) > 1:
+        return "metrics line cut off"
+    rates = [float(rate) for rate in printed]
+    half_digit = 0.5 * 10.0 ** -len(printed[0].partition(b".")[2])
+    total, slack = sum(rates), len(rates) * half_digit + 0.006
+    bonus = None
+    if mean_text is not None:
+        words = [word for word, b in (("with", 1), ("without", 0)) if abs(float(mean_text[1]) - b - total) <= slack]
+        if not words:
+            return CONTRADICTION
+        bonus = words[0]
+    drafts = drafted // len(rates) if drafted % len(rates) == 0 else 0
+    if not drafts or abs(accepted / drafts - total) > slack:
+        drafts = round(accepted / total) if total > 0 else 0  # shorter drafts now and then
+    counts = counts_at_positions(rates, drafts, accepted, half_digit) if drafts * len(rates) >= drafted else None
+    if counts is None:
+        return CONTRADICTION
+    rate = _THROUGHPUT.search(text)
+    elapsed_ms = 1e3 * accepted / float(rate[1]) if rate and float(rate[1]) > 0 else NOMINAL_INTERVAL_MS
+    return _Metrics(
+        accepted=accepted, drafted=drafted, drafts=drafts, counts=tuple(counts), bonus=bonus, elapsed_ms=elapsed_ms
+    )
+
+
 class VllmLog:
     """Reads the lines of one log, one by one."""
 
@@ -79,7 +130,9 @@ class VllmLog:
         self._steady = self._aggregated = False
         self._captured: set[bytes] = set()
         self._capture_line = 0
-        self._bonus: dict[str, int] = {}
+        self._bonus: Counter[str] = Counter()
+        self._parsed: dict[bytes, _Metrics | str] = {}
+        self._config_texts: set[bytes] = set()
         self._seen = False
 
     @property
@@ -105,6 +158,9 @@ class VllmLog:
     def _config(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         self._seen = True
         self._date(prefix)
+        if text in self._config_texts:
+            return
+        self._config_texts.add(text)
         vllm_args.read_into(self.args, strip_ansi(text).decode("utf-8", "replace"))
 
     def _graphs(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
@@ -118,66 +174,32 @@ class VllmLog:
     def _metrics(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         self._seen = True
         self._date(prefix)
-        text = strip_ansi(text)
         dropped = self.reading.dropped
-        accepted_text, drafted_text = _ACCEPTED.search(text), _DRAFTED.search(text)
-        if (
-            accepted_text is None
-            or drafted_text is None
-            or (not complete and b"rate" not in text[drafted_text.end() :])
-        ):
-            dropped["metrics line cut off"] += 1
-            return
-        accepted, drafted = int(accepted_text[1]), int(drafted_text[1])
         if self.args.synthetic:
             dropped["synthetic acceptance"] += 1
             return
-        rates_text, mean_text = _RATES.search(text), _MEAN.search(text)
-        if drafted == 0 or accepted > drafted:
-            dropped["nothing drafted, or more accepted than drafted"] += 1
+        parsed = self._parsed.get(text)
+        if parsed is None:
+            if len(self._parsed) >= MAX_KINDS:
+                self._parsed.clear()
+            parsed = self._parsed[text] = _parse_metrics(strip_ansi(text))
+        if isinstance(parsed, str):
+            dropped[parsed] += 1
             return
-        if rates_text is None and mean_text is None:
+        if not parsed.counts:
             # v0.8.3 printed totals only; they wait until the number of steps is known.
-            if len(self._unplaced) < 2**16:
-                self._unplaced.append((accepted, drafted))
+            if len(self._unplaced) < MAX_KINDS:
+                self._unplaced.append((parsed.accepted, parsed.drafted))
             return
-        printed = rates_text[1].split(b", ") if rates_text else []
-        if not printed or len({len(rate) for rate in printed}) > 1:
-            dropped["metrics line cut off"] += 1
-            return
-        rates = [float(rate) for rate in printed]
-        steps = len(rates)
-        half_digit = 0.5 * 10.0 ** -len(printed[0].partition(b".")[2])
-        mean = float(mean_text[1]) if mean_text else None
-        drafts = self._drafts(accepted, drafted, rates, mean, half_digit)
-        counts = counts_at_positions(rates, drafts, accepted, half_digit) if drafts else None
-        if drafts is None or counts is None:
-            dropped["metrics line whose numbers contradict each other"] += 1
-            return
+        steps = len(parsed.counts)
+        if parsed.bonus:
+            self._bonus[parsed.bonus] += 1
         pooled = self._counts.setdefault(steps, _Counts(accepted=[0] * steps, first_line=line))
-        pooled.drafts += drafts
-        pooled.accepted = [a + b for a, b in zip(pooled.accepted, counts, strict=True)]
+        pooled.drafts += parsed.drafts
+        pooled.accepted = [a + b for a, b in zip(pooled.accepted, parsed.counts, strict=True)]
         pooled.lines += 1
         pooled.last_line = line
-        self._interval(text, steps, drafts, accepted, line)
-
-    def _drafts(
-        self, accepted: int, drafted: int, rates: list[float], mean: float | None, half_digit: float
-    ) -> int | None:
-        """Return the number of drafts, remembering whether the printed mean holds the bonus; None if neither fits."""
-        drafts = drafted // len(rates) if drafted % len(rates) == 0 else None
-        total = sum(rates)
-        slack = len(rates) * half_digit + 0.006
-        if drafts is not None and abs(accepted / drafts - total) > slack:
-            drafts = None  # shorter drafts now and then
-        if mean is not None:
-            bonus = next((b for b in (1, 0) if abs(mean - b - total) <= slack), None)
-            if bonus is None:
-                return None
-            self._bonus["with" if bonus else "without"] = self._bonus.get("with" if bonus else "without", 0) + 1
-            if drafts is None and mean > bonus:
-                drafts = round(accepted / total) if total > 0 else None
-        return drafts if drafts is not None and drafts * len(rates) >= drafted - 0.5 else None
+        self._interval(parsed, line)
 
     def _v0_metrics(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         """Read the V0 engine's line: of it only the emitted tokens tell the acceptance length."""
@@ -224,22 +246,21 @@ class VllmLog:
                 rate = generation * (1 if b"Aggregated" in name else self.args.data_parallel)
                 self._intervals.setdefault((0, running), Samples()).add(1e3 * running / rate, line)
 
-    def _interval(self, text: bytes, steps: int, drafts: int, accepted: int, line: int) -> None:
+    def _interval(self, parsed: _Metrics, line: int) -> None:
         """Turn an interval of the statistics logger into the time of a cycle, if the batch was constant over it."""
         dropped = self.reading.dropped
         if self._latest is None or not self._steady:
             dropped["not timed: interval in which the batch changed"] += 1
             return
         running, generation = self._latest
-        rate = _THROUGHPUT.search(text)
-        elapsed_ms = 1e3 * accepted / float(rate[1]) if rate and float(rate[1]) > 0 else NOMINAL_INTERVAL_MS
+        elapsed_ms = parsed.elapsed_ms
         if abs(elapsed_ms / NOMINAL_INTERVAL_MS - 1) > 0.05:
             dropped["not timed: interval after idling"] += 1
-        elif generation <= 0 or abs((drafts + accepted) / generation * 1e3 / elapsed_ms - 1) > 0.02:
+        elif generation <= 0 or abs((parsed.drafts + parsed.accepted) / generation * 1e3 / elapsed_ms - 1) > 0.02:
             dropped["not timed: interval with first tokens or steps without drafts"] += 1
         else:
-            place = (steps, running)
-            rounds = drafts * (1 if self._aggregated else self.args.data_parallel)
+            place = (len(parsed.counts), running)
+            rounds = parsed.drafts * (1 if self._aggregated else self.args.data_parallel)
             self._intervals.setdefault(place, Samples()).add(elapsed_ms * running / rounds, line)
 
     def _iteration(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
@@ -294,7 +315,7 @@ class VllmLog:
 
     def _acceptance(self) -> None:
         reading = self.reading
-        bonus = max(self._bonus, key=lambda word: self._bonus[word]) if self._bonus else None
+        bonus = self._bonus.most_common(1)[0][0] if self._bonus else None
         for steps, counts in sorted(self._counts.items()):
             note = (
                 f"{reading.source} lines {counts.first_line}-{counts.last_line}: counts of {counts.lines} metrics lines"

@@ -1,0 +1,82 @@
+"""How fast and in how much memory `specmodel ingest` reads long logs. A table, no pass or fail.
+
+python tests/bench/bench_ingest.py                    64 MB of each kind of log
+python tests/bench/bench_ingest.py --megabytes 1000   a gigabyte
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data" / "engines"
+PROGRAM = """
+import argparse, sys
+from specmodel.engines import command
+parser = argparse.ArgumentParser()
+command.add_arguments(parser)
+sys.exit(command.run(parser.parse_args(sys.argv[1:])))
+"""
+ACCESS = b'[2026-08-19 09:15:57] INFO:     10.0.0.6:50294 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+
+
+def kinds() -> dict[str, tuple[bytes, bytes]]:
+    """A head that stands once and a body that is repeated, for each kind of log."""
+    sglang = (DATA / "sglang_v0518_eagle3_tp8_clean.log").read_bytes()
+    lines = sglang.splitlines(keepends=True)
+    start = b"".join(line for line in lines if b"Decode" not in line and b"Prefill" not in line)
+    decode = b"".join(line for line in lines if b"Decode batch" in line)
+    vllm = (DATA / "vllm_v1_eagle3.log").read_bytes()
+    return {
+        "sglang, whole log over and over": (b"", sglang),
+        "sglang, decode lines only": (start, decode),
+        "sglang, one decode line in ten": (start, b"".join(line + 9 * ACCESS for line in lines if b"Decode" in line)),
+        "vllm, whole log over and over": (b"", vllm),
+        "trtllm, iteration lines only": (b"", (DATA / "trtllm_iter.log").read_bytes()),
+        "llama.cpp, requests over and over": (b"", (DATA / "llamacpp_server_new.log").read_bytes()),
+        "no engine's words": (start, ACCESS),
+    }
+
+
+def measure(path: Path) -> tuple[float, float, float]:
+    """Wall time and CPU time in ms, and peak memory in MB, of one run."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, _, usage = os.wait4(process.pid, 0)
+    process.returncode = 0
+    wall_ms = 1e3 * (time.perf_counter() - began)
+    return wall_ms, 1e3 * (usage.ru_utime + usage.ru_stime), usage.ru_maxrss / 1024
+
+
+def main() -> None:
+    """Write each log, read it, print a line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--only", help="kinds whose name holds this")
+    args = parser.parse_args()
+    sys.stdout.write(f"{'log':36}{'MB':>7}{'MB/s wall':>11}{'MB/s CPU':>10}{'peak MB':>9}\n")
+    for name, (head, body) in kinds().items():
+        if args.only and args.only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "long.log"
+            with path.open("wb") as log:
+                log.write(head)
+                chunk = body * max(1, 2**20 // len(body))
+                for _ in range(int(args.megabytes * 1e6 / len(chunk)) + 1):
+                    log.write(chunk)
+            size = path.stat().st_size / 1e6
+            wall_ms, cpu_ms, peak = measure(path)
+        sys.stdout.write(f"{name:36}{size:7.0f}{1e3 * size / wall_ms:11.1f}{1e3 * size / cpu_ms:10.1f}{peak:9.0f}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
