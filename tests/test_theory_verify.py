@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import specmodel
 from specmodel import cost, verify_forms
-from specmodel.cost import CostStructure
-from specmodel.deployment import Deployment, as_settings
+from specmodel.deployment import as_settings, deployment_of
 
 DATA = Path(__file__).parent / "data" / "theory"
 EXPERTS = json.loads((DATA / "distinct_experts.json").read_text())
@@ -123,51 +123,39 @@ def test_waves_of_tiles(width: int, tokens: int, rounds: int, utilisation: str) 
         assert count / (132 * rounds) == printed(utilisation)
 
 
-def vllm(batch: float, num_steps: int, **changes: Any) -> tuple[float, float]:
-    """Tokens after padding and whether the pass runs outside a graph, with vLLM's captured sizes."""
-    options = {"graph_sizes": np.array(VLLM_SIZES, dtype=float), "graph_unit": "tokens"} | changes
-    deployment = Deployment(
-        structure=CostStructure(),
-        data_parallel=1,
-        context_reference=float("nan"),
-        curves=(None,),
-        own_curve=(False,),
-        message_bytes_per_token=0.0,
-        allreduces_per_pass=0,
-        **options,
-    )
+def padded(batch: float, num_steps: int, sizes: tuple[int, ...] = VLLM_SIZES) -> tuple[float, float]:
+    """Tokens after padding to captured sizes, and 1.0 where the pass runs outside a graph."""
+    model = {"cuda_graph_sizes": list(sizes), "cuda_graph_unit": "tokens"} if sizes else {}
+    calibration = specmodel.from_dict({"schema": "specmodel.calibration/1", "name": "sizes", "model": model})
     settings = as_settings(
         num_steps=num_steps, verify_tokens=num_steps + 1, batch=batch, context_tokens=None, comm=0,
         speculating=1.0, topk=1, draft_mode=0, verify_eager=0.0,
     )  # fmt: skip
-    points, _ = deployment.points(settings)
+    points, _ = deployment_of(calibration).points(settings)
     return float(np.ravel(points.padded_tokens)[0]), float(np.ravel(points.verify_eager)[0])
 
 
-def test_number_of_captured_sizes() -> None:
-    assert len(VLLM_SIZES) == 51
-
-
 @pytest.mark.parametrize(
-    ("tokens", "padded"),
+    ("tokens", "size"),
     [(3, 4), (5, 8), (6, 8), (7, 8), (8, 8), (9, 16), (17, 24), (33, 40), (257, 272), (512, 512)],
 )
-def test_a_pass_is_padded_to_the_next_captured_size(tokens: int, padded: int) -> None:
-    assert vllm(tokens, 0) == (padded, 0.0)
+def test_a_pass_is_padded_to_the_next_captured_size(tokens: int, size: int) -> None:
+    assert len(VLLM_SIZES) == 51
+    assert padded(tokens, 0) == (size, 0.0)
 
 
 def test_a_pass_larger_than_any_captured_one_runs_eagerly_and_unpadded() -> None:
-    assert vllm(513, 0) == (513.0, 1.0)
-    assert vllm(171, 2) == (513.0, 1.0)
+    assert padded(513, 0) == (513.0, 1.0)
+    assert padded(171, 2) == (513.0, 1.0)
 
 
 def test_nothing_is_padded_where_no_size_is_known() -> None:
-    assert vllm(513, 0, graph_sizes=np.array([])) == (513.0, 0.0)
+    assert padded(513, 0, ()) == (513.0, 0.0)
 
 
-@pytest.mark.parametrize(("num_steps", "padded"), list(enumerate((8, 16, 16, 24, 32, 32, 40, 40, 48))))
-def test_steps_that_cost_no_larger_graph(num_steps: int, padded: int) -> None:
-    assert vllm(5, num_steps)[0] == padded
+@pytest.mark.parametrize(("num_steps", "size"), list(enumerate((8, 16, 16, 24, 32, 32, 40, 40, 48))))
+def test_steps_that_cost_no_larger_graph(num_steps: int, size: int) -> None:
+    assert padded(5, num_steps)[0] == size
     full = verify_forms.full_size_steps(5, VLLM_SIZES, 8)
     assert {2, 5, 7} <= set(full)  # one step more for the same graph than 1, 4 and 6
-    assert (num_steps in full) == (num_steps == 8 or vllm(5, num_steps + 1)[0] > padded)
+    assert (num_steps in full) == (num_steps == 8 or padded(5, num_steps + 1)[0] > size)
