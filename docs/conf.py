@@ -16,6 +16,7 @@ release = importlib.metadata.version("specmodel")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
+suppress_warnings = ["toc.empty_glob"]  # a shelf may be empty
 html_theme = "furo"
 html_title = f"specmodel {release}"
 html_show_sphinx = False

@@ -80,8 +80,11 @@ def loaded(folder: str) -> Iterator[Calibration]:
 
 def markdown(rows: list[Row]) -> str:
     """Write the table."""
-    head = "| held out | files | cycles | median error | 90 % below | inside the 90 % interval |\n|---|---|---|---|---|---|\n"
-    return head + "\n".join(map(str, rows)) + "\n"
+    head = [
+        "| held out | files | cycles | median error | 90 % below | inside the 90 % interval |",
+        "|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*head, *map(str, rows)]) + "\n"
 
 
 if __name__ == "__main__":
