@@ -1,4 +1,5 @@
-// CPU tests of the harness's plain C++: statistics, dispositions, JSON, jobs, the ranks' meeting place. Exits 0 when all pass.
+// CPU tests of the harness's plain C++: statistics, dispositions, JSON, jobs, the ranks' meeting place. Exits 0 when
+// all pass.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,7 +28,8 @@ void expect(bool holds, const std::string& what) {
 }
 
 void expect_near(double value, double expected, double tolerance, const std::string& what) {
-    expect(std::fabs(value - expected) <= tolerance, what + ": " + std::to_string(value) + ", expected " + std::to_string(expected));
+    expect(std::fabs(value - expected) <= tolerance,
+           what + ": " + std::to_string(value) + ", expected " + std::to_string(expected));
 }
 
 template <typename Error>
@@ -35,7 +37,8 @@ void expect_error(const std::function<void()>& action, const std::string& words)
     try {
         action();
     } catch (const Error& e) {
-        expect(std::string(e.what()).find(words) != std::string::npos, "the error says '" + words + "', but was: " + e.what());
+        expect(std::string(e.what()).find(words) != std::string::npos,
+               "the error says '" + words + "', but was: " + e.what());
         return;
     }
     expect(false, "no error that says '" + words + "'");
@@ -48,17 +51,23 @@ void test_quantiles() {
     expect(std::isnan(quantile({}, 0.5)), "no quantile of nothing");
 }
 
-// Ranks from tables of the binomial distribution (Conover, Practical Nonparametric Statistics): n = 6 is the first with a 95 % interval.
+// Ranks from tables of the binomial distribution (Conover, Practical Nonparametric Statistics): n = 6 is the first with
+// a 95 % interval.
 void test_interval_ranks() {
-    const std::size_t expected[][2] = {{1, 0}, {5, 0}, {6, 1}, {8, 1}, {9, 2}, {12, 3}, {20, 6}, {30, 10}, {50, 18}, {100, 40}};
-    for (const auto& [n, rank] : expected) expect(median_interval_rank(n) == rank, "rank for " + std::to_string(n) + " is " + std::to_string(median_interval_rank(n)));
+    const std::size_t expected[][2] = {{1, 0},  {5, 0},  {6, 1},   {8, 1},   {9, 2},
+                                       {12, 3}, {20, 6}, {30, 10}, {50, 18}, {100, 40}};
+    for (const auto& [n, rank] : expected)
+        expect(median_interval_rank(n) == rank,
+               "rank for " + std::to_string(n) + " is " + std::to_string(median_interval_rank(n)));
     for (std::size_t n = 6; n < 3000; n += 37) {
         const double normal = 0.5 * (static_cast<double>(n) - 1.96 * std::sqrt(static_cast<double>(n)));
-        expect_near(static_cast<double>(median_interval_rank(n)), normal, 1.6, "rank near the normal approximation, n = " + std::to_string(n));
+        expect_near(static_cast<double>(median_interval_rank(n)), normal, 1.6,
+                    "rank near the normal approximation, n = " + std::to_string(n));
     }
 }
 
-// The interval must cover the true median in at least 95 % of samples, whatever the distribution: here skewed and bimodal.
+// The interval must cover the true median in at least 95 % of samples, whatever the distribution: here skewed and
+// bimodal.
 void test_coverage() {
     std::mt19937_64 generator(1);
     std::lognormal_distribution<double> skewed(0.0, 1.0);
@@ -83,7 +92,8 @@ void test_coverage() {
         covered += sa.low <= 1.0 && 1.0 <= sa.high;
         covered_bimodal += sb.low <= bimodal_median && bimodal_median <= sb.high;
     }
-    expect(covered >= 0.945 * trials, "coverage of a skewed median: " + std::to_string(covered) + " of " + std::to_string(trials));
+    expect(covered >= 0.945 * trials,
+           "coverage of a skewed median: " + std::to_string(covered) + " of " + std::to_string(trials));
     expect(covered_bimodal >= 0.945 * trials, "coverage of a bimodal median: " + std::to_string(covered_bimodal));
     expect(covered < 0.99 * trials, "the interval is not needlessly wide");
 }
@@ -113,9 +123,9 @@ void test_ranks_of_processes() {
 
 void test_clock_filter() {
     std::vector<double> clocks(20, 1980);
-    clocks[3] = 1900;   // 96.0 %
-    clocks[7] = 1930;   // 97.5 %
-    clocks[9] = 0;      // unknown
+    clocks[3] = 1900;  // 96.0 %
+    clocks[7] = 1930;  // 97.5 %
+    clocks[9] = 0;     // unknown
     const auto keep = keep_by_clock({clocks}, 20);
     expect(!keep[3] && keep[7] && keep[9] && keep[0], "only the slow sample is dropped");
     expect(kept(clocks, keep).size() == 19, "nineteen are kept");
@@ -169,7 +179,8 @@ void test_dispositions() {
     expect(judge(Judgement{}) == Disposition::not_run, "no median");
     for (int d = 0; d <= static_cast<int>(Disposition::not_measured); ++d)
         for (int e = 0; e < d; ++e)
-            expect(std::string(name_of(static_cast<Disposition>(d))) != name_of(static_cast<Disposition>(e)), "names of dispositions differ");
+            expect(std::string(name_of(static_cast<Disposition>(d))) != name_of(static_cast<Disposition>(e)),
+                   "names of dispositions differ");
 }
 
 void test_comparison() {
@@ -202,40 +213,62 @@ void test_json() {
     expect(Json::parse(j.dump()).dump() == j.dump(), "what is written is read again");
     expect(Json(not_a_number).dump() == "null" && Json(infinite).dump() == "null", "no NaN in JSON");
     expect(Json(1234567890123.0).dump() == "1234567890123", "whole numbers stay whole");
-    for (const char* bad : {"", "{", "[1,]", "{\"a\":1,}", "{\"a\":1,\"a\":2}", "01", "1.", "nul", "[1] 2", "\"\\x\"", "\"\\ud800\"", "{a:1}", "1e999", "[\"\n\"]"})
+    for (const char* bad : {"", "{", "[1,]", "{\"a\":1,}", "{\"a\":1,\"a\":2}", "01", "1.", "nul", "[1] 2", "\"\\x\"",
+                            "\"\\ud800\"", "{a:1}", "1e999", "[\"\n\"]"})
         expect_error<UsageError>([&] { Json::parse(bad); }, "not JSON");
     std::string deep(100, '[');
     expect_error<UsageError>([&] { Json::parse(deep); }, "nested too deeply");
 }
 
-const std::string shape = R"("hidden_size": 4096, "intermediate_size": 14336, "num_layers": 32, "num_attention_heads": 32,
+const std::string shape =
+    R"("hidden_size": 4096, "intermediate_size": 14336, "num_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256)";
 
 std::string job_text(const std::string& points, const std::string& more = "") {
-    return R"({"protocol": "specmodel.harness-job/1", "model": {)" + shape + "}, \"points\": [" + points + "]" + more + "}";
+    return R"({"protocol": "specmodel.harness-job/1", "model": {)" + shape + "}, \"points\": [" + points + "]" + more +
+           "}";
 }
 
 void test_jobs() {
-    const std::string draft = R"(, "draft": {"kind": "eagle3", "draft_vocab_size": 32000, "first_step_rows": "accepted", )" + shape + R"(}, "conditional": [0.8, 0.7])";
+    const std::string draft =
+        R"(, "draft": {"kind": "eagle3", "draft_vocab_size": 32000, "first_step_rows": "accepted", )" + shape +
+        R"(}, "conditional": [0.8, 0.7])";
     const Job job = parse_job(Json::parse(job_text(
         R"({"key": "v", "kind": "verify", "tokens": 20, "batch": 4, "context_tokens": 1024, "limits": {"min_ms": 5}},
            {"key": "d", "kind": "draft", "num_steps": 3, "context_tokens": 8, "graph_scope": "cycle"},
            {"key": "c", "kind": "cycle", "num_steps": 3, "batch": 2, "context_tokens": 1024, "cycles": 300},
-           {"key": "a", "kind": "allreduce", "size_bytes": 32768, "regime": "cold"})", draft + R"(, "limits": {"min_samples": 12})")));
-    expect(job.points.size() == 4 && job.points[0].limits.min_samples == 12 && job.points[0].limits.min_ms == 5, "limits of the job and of the point");
+           {"key": "a", "kind": "allreduce", "size_bytes": 32768, "regime": "cold"})",
+        draft + R"(, "limits": {"min_samples": 12})")));
+    expect(job.points.size() == 4 && job.points[0].limits.min_samples == 12 && job.points[0].limits.min_ms == 5,
+           "limits of the job and of the point");
     expect(job.points[1].graph_scope_cycle && job.points[2].tokens == 8 && job.points[3].cold, "points as written");
     expect(job.draft.first_step_accepted && job.draft.draft_vocab_size == 32000, "draft as written");
-    expect(job.points[0].described.find("tokens") && !job.points[0].described.find("limits"), "a record repeats the point without limits");
+    expect(job.points[0].described.find("tokens") && !job.points[0].described.find("limits"),
+           "a record repeats the point without limits");
     const std::string verify = R"({"key": "v", "kind": "verify", "tokens": 4, "context_tokens": 8)";
-    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(verify + R"(, "contexts": 1})"))); }, "unknown key 'contexts'");
-    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(verify + R"(, "batch": 3})"))); }, "multiple of batch");
-    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(verify + R"(, "part": "half"})"))); }, "one of all, compute, comm");
+    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(verify + R"(, "contexts": 1})"))); },
+                             "unknown key 'contexts'");
+    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(verify + R"(, "batch": 3})"))); },
+                             "multiple of batch");
+    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(verify + R"(, "part": "half"})"))); },
+                             "one of all, compute, comm");
     expect_error<UsageError>([&] { parse_job(Json::parse(job_text(verify + "}, " + verify + "}"))); }, "two points");
-    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(R"({"key": "d", "kind": "draft", "num_steps": 1, "context_tokens": 8})"))); }, "no 'draft'");
-    expect_error<UsageError>([&] { parse_job(Json::parse(job_text(R"({"key": "c", "kind": "cycle", "num_steps": 0, "context_tokens": 1024, "cycles": 50})"))); }, "'cycles'");
-    expect_error<UsageError>([&] { parse_job(Json::parse(R"({"protocol": "specmodel.harness-job/2"})")); }, "harness-job/1");
+    expect_error<UsageError>(
+        [&] {
+            parse_job(Json::parse(job_text(R"({"key": "d", "kind": "draft", "num_steps": 1, "context_tokens": 8})")));
+        },
+        "no 'draft'");
+    expect_error<UsageError>(
+        [&] {
+            parse_job(Json::parse(
+                job_text(R"({"key": "c", "kind": "cycle", "num_steps": 0, "context_tokens": 1024, "cycles": 50})")));
+        },
+        "'cycles'");
+    expect_error<UsageError>([&] { parse_job(Json::parse(R"({"protocol": "specmodel.harness-job/2"})")); },
+                             "harness-job/1");
     expect_error<UsageError>([&] { parse_job(Json::parse(job_text("", R"(, "seeds": 1)"))); }, "unknown key 'seeds'");
-    expect_error<UsageError>([&] { parse_job(Json::parse(job_text("", R"(, "conditional": [1.5])"))); }, "no probability");
+    expect_error<UsageError>([&] { parse_job(Json::parse(job_text("", R"(, "conditional": [1.5])"))); },
+                             "no probability");
 }
 
 void test_shapes() {
@@ -258,7 +291,13 @@ void test_shapes() {
     refused([](ModelShape&) {}, 3, "ranks");
     refused([](ModelShape& m) { m.vocab_size = 128257; }, 1, "vocab_size");
     refused([](ModelShape& m) { m.num_experts = 128; }, 1, "experts_per_token");
-    refused([](ModelShape& m) { m.num_experts = 128; m.experts_per_token = 8; m.moe_intermediate_size = 768; }, 8, "moe_intermediate_size 768 over 8");
+    refused(
+        [](ModelShape& m) {
+            m.num_experts = 128;
+            m.experts_per_token = 8;
+            m.moe_intermediate_size = 768;
+        },
+        8, "moe_intermediate_size 768 over 8");
     refused([](ModelShape& m) { m.hidden_size = 4100; }, 1, "hidden_size 4100");
 }
 

@@ -1,11 +1,11 @@
 // Split-KV attention of a few new rows per sequence (verification: K + 1) over a long cache, with grouped queries.
 //
-// All query heads that share a KV head are packed with the rows of the sequence into one tile of 16, 32, 48, 64 or 128 matrix rows, so
-// that each key and value is read once per tile; the tensor cores (mma.sync) multiply. Keys and values stream
-// through a ring of shared-memory stages by asynchronous copies. With few rows the warps of a block share the rows and divide
-// the tokens of a tile; with many they divide the rows. The cache of a sequence may be split over blocks
-// (flash-decoding); a second kernel merges the parts. The number of splits is fixed at launch, their bounds follow
-// the lengths on the device: a captured graph stays right while the context grows.
+// All query heads that share a KV head are packed with the rows of the sequence into one tile of 16, 32, 48, 64 or 128
+// matrix rows, so that each key and value is read once per tile; the tensor cores (mma.sync) multiply. Keys and values
+// stream through a ring of shared-memory stages by asynchronous copies. With few rows the warps of a block share the
+// rows and divide the tokens of a tile; with many they divide the rows. The cache of a sequence may be split over
+// blocks (flash-decoding); a second kernel merges the parts. The number of splits is fixed at launch, their bounds
+// follow the lengths on the device: a captured graph stays right while the context grows.
 #include <algorithm>
 #include <cmath>
 
@@ -17,69 +17,13 @@ namespace {
 
 constexpr int tile_tokens = 64;
 
-// One warp per (row, head): RMSNorm of queries and keys (Qwen3), rotary embedding, store into the cache.
-template <int D>
-__global__ void __launch_bounds__(256) rotate_kernel(Attention a) {
-    constexpr int per_lane = D / 64;  // rotation pairs (i, i + D / 2) of one lane
-    const int all_heads = a.heads + 2 * a.kv_heads;
-    const int head = blockIdx.y * 8 + threadIdx.x / 32;
-    if (head >= all_heads) return;
-    const int lane = threadIdx.x % 32;
-    const int row = blockIdx.x;
-    const int sequence = row / a.rows_per_sequence;
-    const int position = a.lengths[sequence] + a.offset + row % a.rows_per_sequence;
-    bf16* source = a.qkv + (static_cast<std::size_t>(row) * all_heads + head) * D;
-    float low[per_lane];
-    float high[per_lane];
-#pragma unroll
-    for (int j = 0; j < per_lane; ++j) {
-        low[j] = __bfloat162float(source[lane + 32 * j]);
-        high[j] = __bfloat162float(source[lane + 32 * j + D / 2]);
-    }
-    const bool is_query = head < a.heads;
-    const bool is_value = head >= a.heads + a.kv_heads;
-    if (!is_value) {
-        if (const bf16* weight = is_query ? a.query_norm : a.key_norm) {
-            float squares = 0;
-#pragma unroll
-            for (int j = 0; j < per_lane; ++j) squares += low[j] * low[j] + high[j] * high[j];
-            const float inverse = rsqrtf(warp_sum(squares) / D + a.epsilon);
-#pragma unroll
-            for (int j = 0; j < per_lane; ++j) {
-                low[j] *= inverse * __bfloat162float(weight[lane + 32 * j]);
-                high[j] *= inverse * __bfloat162float(weight[lane + 32 * j + D / 2]);
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < per_lane; ++j) {
-            const float frequency = exp2f(-log2f(a.rope_theta) * static_cast<float>(lane + 32 * j) / (D / 2));
-            float sine;
-            float cosine;
-            sincosf(static_cast<float>(position) * frequency, &sine, &cosine);
-            const float x = low[j];
-            low[j] = x * cosine - high[j] * sine;
-            high[j] = high[j] * cosine + x * sine;
-        }
-    }
-    bf16* target = source;
-    if (!is_query) {
-        const int kv_head = (head - a.heads) % a.kv_heads;
-        bf16* cache = is_value ? a.values : a.keys;
-        target = cache + ((static_cast<std::size_t>(sequence) * a.kv_heads + kv_head) * a.capacity + position) * D;
-    }
-#pragma unroll
-    for (int j = 0; j < per_lane; ++j) {
-        target[lane + 32 * j] = __float2bfloat16(low[j]);
-        target[lane + 32 * j + D / 2] = __float2bfloat16(high[j]);
-    }
-}
-
 template <int D, int MW, int NW, int STAGES>
 constexpr std::size_t attention_shared_bytes() {
     return static_cast<std::size_t>(STAGES * 2 * tile_tokens + 16 * MW) * D * sizeof(bf16);
 }
 
-// 16-byte chunk `chunk` of row `row` in a tile of D / 8 chunks a row; the swizzle keeps ldmatrix free of bank conflicts.
+// 16-byte chunk `chunk` of row `row` in a tile of D / 8 chunks a row; the swizzle keeps ldmatrix free of bank
+// conflicts.
 template <int D>
 __device__ __forceinline__ std::uint32_t chunk_offset(int row, int chunk) {
     return static_cast<std::uint32_t>((row * (D / 8) + (chunk ^ (row & 7))) * 16);
@@ -87,7 +31,7 @@ __device__ __forceinline__ std::uint32_t chunk_offset(int row, int chunk) {
 
 // MW warps divide the 16 MW matrix rows, NW warps divide the tokens of each tile.
 template <int D, int MW, int NW, int STAGES>
-__global__ void __launch_bounds__(32 * MW * NW, MW * NW <= 6 ? 2 : 1) attend_kernel(Attention a) {
+__global__ void __launch_bounds__(32 * MW * NW, MW* NW <= 6 ? 2 : 1) attend_kernel(Attention a) {
     constexpr int threads = 32 * MW * NW;
     constexpr int chunks = D / 8;
     constexpr int warp_tokens = tile_tokens / NW;
@@ -117,7 +61,8 @@ __global__ void __launch_bounds__(32 * MW * NW, MW * NW <= 6 ? 2 : 1) attend_ker
     const int end = min(begin + per_split, visible);
     // Matrix row r of this tile is head r % group of token r / group; its result goes to this row of [T, heads].
     auto result_row = [&](int r) {
-        return (static_cast<std::size_t>(sequence) * a.rows_per_sequence + r / group) * a.heads + kv_head * group + r % group;
+        return (static_cast<std::size_t>(sequence) * a.rows_per_sequence + r / group) * a.heads + kv_head * group +
+               r % group;
     };
     const std::size_t result_rows = static_cast<std::size_t>(gridDim.z / a.splits) * a.rows_per_sequence * a.heads;
     if (begin >= end) {  // nothing for this split; the merge skips it
@@ -199,7 +144,8 @@ __global__ void __launch_bounds__(32 * MW * NW, MW * NW <= 6 ? 2 : 1) attend_ker
             for (int t = 0; t < score_tiles; ++t)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (tile_first + first_token + t * 8 + 2 * (lane % 4) + i % 2 >= bound[i / 2]) score[t][i] = -INFINITY;
+                    if (tile_first + first_token + t * 8 + 2 * (lane % 4) + i % 2 >= bound[i / 2])
+                        score[t][i] = -INFINITY;
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -228,11 +174,13 @@ __global__ void __launch_bounds__(32 * MW * NW, MW * NW <= 6 ? 2 : 1) attend_ker
 #pragma unroll
         for (int t = 0; t < score_tiles; t += 2) {
             const std::uint32_t p[4] = {pack2(score[t][0], score[t][1]), pack2(score[t][2], score[t][3]),
-                                        pack2(score[t + 1][0], score[t + 1][1]), pack2(score[t + 1][2], score[t + 1][3])};
+                                        pack2(score[t + 1][0], score[t + 1][1]),
+                                        pack2(score[t + 1][2], score[t + 1][3])};
 #pragma unroll
             for (int c = 0; c < chunks; c += 2) {
                 std::uint32_t b[4];
-                load_matrices_transposed(b, value_stage + chunk_offset<D>(first_token + t * 8 + lane % 16, c + lane / 16));
+                load_matrices_transposed(b,
+                                         value_stage + chunk_offset<D>(first_token + t * 8 + lane % 16, c + lane / 16));
                 multiply(out[c], p, b[0], b[1]);
                 multiply(out[c + 1], p, b[2], b[3]);
             }
@@ -255,7 +203,8 @@ __global__ void __launch_bounds__(32 * MW * NW, MW * NW <= 6 ? 2 : 1) attend_ker
             const int row = token_warp * 16 * MW + r + 8 * half;
 #pragma unroll
             for (int c = 0; c < chunks; ++c)
-                *reinterpret_cast<float2*>(merge + row * D + c * 8 + 2 * (lane % 4)) = make_float2(out[c][2 * half], out[c][2 * half + 1]);
+                *reinterpret_cast<float2*>(merge + row * D + c * 8 + 2 * (lane % 4)) =
+                    make_float2(out[c][2 * half], out[c][2 * half + 1]);
             if (lane % 4 == 0) {
                 logs[2 * row] = peak[half];
                 logs[2 * row + 1] = sum[half];
@@ -299,13 +248,17 @@ __global__ void __launch_bounds__(32 * MW * NW, MW * NW <= 6 ? 2 : 1) attend_ker
             bf16* target = a.out + to * D;
 #pragma unroll
             for (int c = 0; c < chunks; ++c)
-                *reinterpret_cast<std::uint32_t*>(target + c * 8 + 2 * (lane % 4)) = pack2(out[c][2 * half] * inverse, out[c][2 * half + 1] * inverse);
+                *reinterpret_cast<std::uint32_t*>(target + c * 8 + 2 * (lane % 4)) =
+                    pack2(out[c][2 * half] * inverse, out[c][2 * half + 1] * inverse);
         } else {
             float* target = a.partial + (split * result_rows + to) * D;
 #pragma unroll
             for (int c = 0; c < chunks; ++c)
-                *reinterpret_cast<float2*>(target + c * 8 + 2 * (lane % 4)) = make_float2(out[c][2 * half] * inverse, out[c][2 * half + 1] * inverse);
-            if (lane % 4 == 0) a.partial_log[split * result_rows + to] = sum[half] > 0 ? peak[half] * scale + log2f(sum[half]) : -INFINITY;
+                *reinterpret_cast<float2*>(target + c * 8 + 2 * (lane % 4)) =
+                    make_float2(out[c][2 * half] * inverse, out[c][2 * half + 1] * inverse);
+            if (lane % 4 == 0)
+                a.partial_log[split * result_rows + to] =
+                    sum[half] > 0 ? peak[half] * scale + log2f(sum[half]) : -INFINITY;
         }
     }
 }
@@ -317,7 +270,8 @@ __global__ void __launch_bounds__(128) merge_kernel(Attention a, int result_rows
     if (row >= result_rows) return;
     const int lane = threadIdx.x % 32;
     float most = -INFINITY;
-    for (int s = 0; s < a.splits; ++s) most = fmaxf(most, a.partial_log[static_cast<std::size_t>(s) * result_rows + row]);
+    for (int s = 0; s < a.splits; ++s)
+        most = fmaxf(most, a.partial_log[static_cast<std::size_t>(s) * result_rows + row]);
     float total = 0;
     float sums[D / 32] = {};
     for (int s = 0; s < a.splits; ++s) {
@@ -330,7 +284,8 @@ __global__ void __launch_bounds__(128) merge_kernel(Attention a, int result_rows
         for (int j = 0; j < D / 32; ++j) sums[j] += weight * a.partial[from * D + lane + 32 * j];
     }
 #pragma unroll
-    for (int j = 0; j < D / 32; ++j) a.out[static_cast<std::size_t>(row) * D + lane + 32 * j] = __float2bfloat16(sums[j] / total);
+    for (int j = 0; j < D / 32; ++j)
+        a.out[static_cast<std::size_t>(row) * D + lane + 32 * j] = __float2bfloat16(sums[j] / total);
 }
 
 struct Variant {
@@ -377,11 +332,10 @@ void prepare_attention() {
     for (int head_dim : {64, 128})
         for (int rows : {16, 32, 48, 64, 128}) {
             const Variant v = choose(rows, 1, 1, head_dim);
-            CUDA_CHECK(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(v.shared_bytes)));
+            CUDA_CHECK(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(v.shared_bytes)));
             prefer_shared(v.kernel);
         }
-    prefer_shared(rotate_kernel<64>);
-    prefer_shared(rotate_kernel<128>);
     prefer_shared(merge_kernel<64>);
     prefer_shared(merge_kernel<128>);
 }
@@ -393,7 +347,8 @@ int attention_splits(int batch, int rows_per_sequence, int heads, int kv_heads, 
     int resident = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, v.kernel, static_cast<int>(v.threads), v.shared_bytes));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, v.kernel, static_cast<int>(v.threads),
+                                                             v.shared_bytes));
     const int tile_rows = rows_per_sequence * (heads / kv_heads);
     const int slots = multiprocessors * std::max(resident, 1);
     const int blocks = (tile_rows + v.tile_rows - 1) / v.tile_rows * kv_heads * batch;
@@ -410,21 +365,11 @@ int attention_splits(int batch, int rows_per_sequence, int heads, int kv_heads, 
     return 1;
 }
 
-void rotate_and_store(const Attention& a, cudaStream_t stream) {
-    const int all_heads = a.heads + 2 * a.kv_heads;
-    const dim3 grid(static_cast<unsigned>(a.batch * a.rows_per_sequence), static_cast<unsigned>((all_heads + 7) / 8));
-    if (a.head_dim == 128)
-        rotate_kernel<128><<<grid, 256, 0, stream>>>(a);
-    else
-        rotate_kernel<64><<<grid, 256, 0, stream>>>(a);
-    LAUNCH_CHECK("rotate_and_store");
-}
-
 void attend(const Attention& a, cudaStream_t stream) {
     const Variant v = choose(a.rows_per_sequence, a.heads, a.kv_heads, a.head_dim);
     const int tile_rows = a.rows_per_sequence * (a.heads / a.kv_heads);
-    const dim3 grid(static_cast<unsigned>((tile_rows + v.tile_rows - 1) / v.tile_rows), static_cast<unsigned>(a.kv_heads),
-                    static_cast<unsigned>(a.batch * a.splits));
+    const dim3 grid(static_cast<unsigned>((tile_rows + v.tile_rows - 1) / v.tile_rows),
+                    static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.batch * a.splits));
     v.kernel<<<grid, v.threads, v.shared_bytes, stream>>>(a);
     LAUNCH_CHECK("attend");
     if (a.splits == 1) return;

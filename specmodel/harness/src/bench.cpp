@@ -11,11 +11,11 @@ constexpr int tile = 64;
 struct Needs {
     bool target = false;
     bool draft = false;
-    int rows = 0;                         // of the largest pass
+    int rows = 0;  // of the largest pass
     int sequences = 1;
-    std::size_t target_positions = 0;     // batch * capacity
+    std::size_t target_positions = 0;  // batch * capacity
     std::size_t draft_positions = 0;
-    std::size_t partial_rows = 0;         // splits * rows
+    std::size_t partial_rows = 0;  // splits * rows
 };
 
 void need_splits(Needs& n, const ModelShape& s, int world, int batch, int rows, int context) {
@@ -37,14 +37,16 @@ Needs needs_of(const Job& job, int world) {
         if (verifies) {
             const int rows = p.tokens / p.batch;
             n.rows = std::max(n.rows, p.tokens);
-            n.target_positions = std::max(n.target_positions, static_cast<std::size_t>(p.batch) * cache_capacity(p.context_tokens, rows, p.num_steps));
+            n.target_positions = std::max(n.target_positions, static_cast<std::size_t>(p.batch) *
+                                                                  cache_capacity(p.context_tokens, rows, p.num_steps));
             need_splits(n, job.model, world, p.batch, rows, p.context_tokens);
         }
         if (drafts) {
             n.draft = true;
             const int rows = draft_first_rows(job, p.num_steps);
             n.rows = std::max(n.rows, p.batch * (p.num_steps + 1));
-            n.draft_positions = std::max(n.draft_positions, static_cast<std::size_t>(p.batch) * cache_capacity(p.context_tokens, rows, p.num_steps));
+            n.draft_positions = std::max(n.draft_positions, static_cast<std::size_t>(p.batch) *
+                                                                cache_capacity(p.context_tokens, rows, p.num_steps));
             need_splits(n, job.draft.shape, world, p.batch, rows, p.context_tokens);
             need_splits(n, job.draft.shape, world, p.batch, 1, p.context_tokens);
         }
@@ -98,7 +100,8 @@ Bench::Bench(const Job& job_, HostGroup& group_, Device& device_, const std::str
             const std::size_t count = static_cast<std::size_t>(n.rows) * draft.fc_input;
             fill_normal(hidden_states, {.columns = count, .global_columns = count, .seed = job.seed}, stream);
         } else {
-            if (job.draft.shape.vocab_size != job.model.vocab_size) throw Refused("a draft model must have the target's vocab_size");
+            if (job.draft.shape.vocab_size != job.model.vocab_size)
+                throw Refused("a draft model must have the target's vocab_size");
             build_model(draft, job.draft.shape, group.rank(), world, job.seed + 1, stream);
         }
         build_cache(draft_cache, draft, n.draft_positions, job.seed + 1, stream);
@@ -116,13 +119,15 @@ Bench::Bench(const Job& job_, HostGroup& group_, Device& device_, const std::str
     result = arena.array<int>(2 * sequences);
     CUDA_CHECK(cudaMemsetAsync(accepted, 0, sequences * sizeof(int), stream));
     CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&lengths_host), sequences * sizeof(int), cudaHostAllocDefault));
-    CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&result_host), 2 * sequences * sizeof(int), cudaHostAllocDefault));
+    CUDA_CHECK(
+        cudaHostAlloc(reinterpret_cast<void**>(&result_host), 2 * sequences * sizeof(int), cudaHostAllocDefault));
     // As long as the widest pass: a verify point accepts too, along the same curve.
     std::vector<float> curve(rows, 0.0F);
     for (std::size_t k = 0; k < curve.size() && !job.conditional.empty(); ++k)
         curve[k] = static_cast<float>(job.conditional[std::min(k, job.conditional.size() - 1)]);
     conditional = arena.array<float>(curve.size());
-    CUDA_CHECK(cudaMemcpyAsync(conditional, curve.data(), curve.size() * sizeof(float), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(conditional, curve.data(), curve.size() * sizeof(float), cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
@@ -131,7 +136,9 @@ Bench::~Bench() {
     cudaFreeHost(result_host);
 }
 
-Engine Bench::engine(bool captured) { return {device, gemm, workspace, captured ? graph_comm.get() : eager_comm.get()}; }
+Engine Bench::engine(bool captured) {
+    return {device, gemm, workspace, captured ? graph_comm.get() : eager_comm.get()};
+}
 
 double Bench::bound_ms(const Work& work) const {
     const double bandwidth = std::max(device.peak_bandwidth_bytes_per_ms(), copy_bytes_per_ms);

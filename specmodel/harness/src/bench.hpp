@@ -16,25 +16,25 @@ struct Bench {
     HostGroup& group;
     Device& device;
     Gemm gemm;
-    std::unique_ptr<Comm> graph_comm;     // for captured work
-    std::unique_ptr<Comm> eager_comm;     // for direct calls
+    std::unique_ptr<Comm> graph_comm;  // for captured work
+    std::unique_ptr<Comm> eager_comm;  // for direct calls
     Model target;
     Model draft;
     KvCache target_cache;
     KvCache draft_cache;
     Workspace workspace;
     Arena arena;
-    int* tokens = nullptr;                // [batch, steps + 1], what a verify pass reads
+    int* tokens = nullptr;  // [batch, steps + 1], what a verify pass reads
     int* predicted = nullptr;
     int* lengths = nullptr;
     int* accepted = nullptr;
     int* result = nullptr;
     float* conditional = nullptr;
-    bf16* hidden_states = nullptr;        // the target's three hidden states of each row, for an EAGLE-3 drafter
-    bf16* picked_states = nullptr;        // those of the last accepted rows
-    int* lengths_host = nullptr;          // pinned
+    bf16* hidden_states = nullptr;  // the target's three hidden states of each row, for an EAGLE-3 drafter
+    bf16* picked_states = nullptr;  // those of the last accepted rows
+    int* lengths_host = nullptr;    // pinned
     int* result_host = nullptr;
-    double copy_bytes_per_ms = 0;         // this card's measured roofs
+    double copy_bytes_per_ms = 0;  // this card's measured roofs
     double gemm_flops_per_ms = 0;
 
     Bench(const Job& job, HostGroup& group, Device& device, const std::string& rendezvous);
@@ -43,8 +43,8 @@ struct Bench {
     ~Bench();
     Engine engine(bool captured);
     bool has_target() const { return !target.layers.empty(); }
-    // No machine of this kind is faster: the larger of bytes over bandwidth and operations over rate. What fits in the L2
-    // cache may not have come from memory.
+    // No machine of this kind is faster: the larger of bytes over bandwidth and operations over rate. What fits in the
+    // L2 cache may not have come from memory.
     double bound_ms(const Work& work) const;
 };
 
@@ -97,7 +97,7 @@ private:
     int context_;
     bool captured_;
     std::vector<Pass> passes_;
-    std::vector<Graph> graphs_;           // one a step, or one for all
+    std::vector<Graph> graphs_;  // one a step, or one for all
     std::size_t kernels_ = 0;
 
     void run_step(Engine& e, int step);
@@ -110,16 +110,16 @@ int draft_first_rows(const Job& job, int steps);
 
 // What is timed and how.
 struct Region {
-    std::function<void()> enqueue;        // one operation, or `repeats` of them
-    std::function<void()> before;         // queued before the start, untimed; may be empty
-    std::function<void()> round_trip;     // the same work seen by the host, in turn with the other; may be empty
-    bool gated = true;                    // queue the whole before it may start
-    bool host_time = false;               // also the host's clock over launch to completion, of the same samples
+    std::function<void()> enqueue;     // one operation, or `repeats` of them
+    std::function<void()> before;      // queued before the start, untimed; may be empty
+    std::function<void()> round_trip;  // the same work seen by the host, in turn with the other; may be empty
+    bool gated = true;                 // queue the whole before it may start
+    bool host_time = false;            // also the host's clock over launch to completion, of the same samples
     double repeats = 1;
 };
 
 struct Samples {
-    std::vector<std::vector<double>> gpu_ms;      // [rank][sample]
+    std::vector<std::vector<double>> gpu_ms;  // [rank][sample]
     std::vector<std::vector<double>> host_ms;
     std::vector<std::vector<double>> enqueue_ms;
     std::vector<std::vector<double>> sm_clock_mhz;
@@ -134,12 +134,13 @@ struct Samples {
 // Collective over the ranks: all take the same number of samples.
 Samples take_samples(Device& device, HostGroup& group, const Region& region, const Limits& limits);
 
-// Bursts of measured work between two looks at the power, and what runs unmeasured after a pause: the clock starts high and takes
-// some 50 ms to settle where steady work keeps it.
+// Bursts of measured work between two looks at the power, and what runs unmeasured after a pause: the clock starts high
+// and takes some 50 ms to settle where steady work keeps it.
 inline constexpr double burst_ms = 100;
 inline constexpr double settle_ms = 50;
 // On all ranks together: pauses where any card needs it, then calls `settle(operations)` with what fills `settle_ms`.
-void pace_together(Device& device, HostGroup& group, double share, double each_ms, bool begins, const std::function<void(int)>& settle);
+void pace_together(Device& device, HostGroup& group, double share, double each_ms, bool begins,
+                   const std::function<void(int)>& settle);
 
 Json to_json(const Summary& s);
 Json to_json(const std::vector<std::vector<double>>& ranks);

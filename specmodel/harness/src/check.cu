@@ -10,12 +10,14 @@ namespace {
 constexpr int sampled = 256;
 
 // One warp per sampled element: the exact product of the stored bf16 numbers, in fp32.
-__global__ void product_error_kernel(float* out, const bf16* x, const bf16* w, const bf16* y, int rows, int outer, int inner) {
+__global__ void product_error_kernel(float* out, const bf16* x, const bf16* w, const bf16* y, int rows, int outer,
+                                     int inner) {
     const int sample = blockIdx.x;
     const std::size_t row = static_cast<std::size_t>(sample) * 2654435761U % rows;
     const std::size_t column = static_cast<std::size_t>(sample) * 40503U * 7919U % outer;
     float sum = 0;
-    for (int i = threadIdx.x; i < inner; i += 32) sum += __bfloat162float(x[row * inner + i]) * __bfloat162float(w[column * inner + i]);
+    for (int i = threadIdx.x; i < inner; i += 32)
+        sum += __bfloat162float(x[row * inner + i]) * __bfloat162float(w[column * inner + i]);
     sum = warp_sum(sum);
     if (threadIdx.x == 0) {
         out[2 * sample] = sum;
@@ -43,7 +45,8 @@ double product_error(const bf16* x, const bf16* w, const bf16* y, int rows, int 
     }
     const double typical = std::sqrt(squares / sampled);
     for (std::size_t i = 0; i < host.size(); i += 2)
-        worst = std::max(worst, std::fabs(static_cast<double>(host[i]) - host[i + 1]) / std::max(std::fabs(static_cast<double>(host[i])), typical));
+        worst = std::max(worst, std::fabs(static_cast<double>(host[i]) - host[i + 1]) /
+                                    std::max(std::fabs(static_cast<double>(host[i])), typical));
     return typical > 0 ? worst : std::numeric_limits<double>::infinity();
 }
 

@@ -8,8 +8,8 @@
 
 namespace specmodel {
 
-// The largest |y - x w^T| at sampled places, relative to the product or to the root mean square of all of them, whichever is
-// larger; infinite if one is not finite.
+// The largest |y - x w^T| at sampled places, relative to the product or to the root mean square of all of them,
+// whichever is larger; infinite if one is not finite.
 double product_error(const bf16* x, const bf16* w, const bf16* y, int rows, int outer, int inner, cudaStream_t stream);
 
 // ||a - b|| / ||b||; infinite if a or b has a value that is not finite, or the sizes differ.
@@ -19,7 +19,7 @@ std::vector<float> download(const bf16* from, std::size_t count);
 struct CheckResult {
     std::string name;
     double max_relative_error = 0;
-    double limit = 0.02;                  // bf16 against fp32 over a few layers
+    double limit = 0.02;  // bf16 against fp32 over a few layers
     bool passed() const { return max_relative_error <= limit; }
 };
 

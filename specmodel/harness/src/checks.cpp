@@ -55,8 +55,8 @@ std::vector<Case> cases() {
     };
 }
 
-// One pass of `m` on the GPU and in fp32; the error is of hidden states and logits, and an argmax that is not (nearly) the
-// reference's is an infinite error.
+// One pass of `m` on the GPU and in fp32; the error is of hidden states and logits, and an argmax that is not (nearly)
+// the reference's is an infinite error.
 struct Trial {
     Device& device;
     HostGroup group{0, 1, "", 60000};
@@ -70,7 +70,8 @@ struct Trial {
     std::vector<int> tokens;
     int* predicted = nullptr;
 
-    explicit Trial(Device& d) : device(d), gemm(d.stream(), GemmOptions{.cache_path = "", .may_write = false, .share = {}, .tune = false}) {}
+    explicit Trial(Device& d)
+        : device(d), gemm(d.stream(), GemmOptions{.cache_path = "", .may_write = false, .share = {}, .tune = false}) {}
 
     void set_up(int batch, int rows, int context) {
         p.batch = batch;
@@ -78,7 +79,8 @@ struct Trial {
         p.capacity = cache_capacity(context, rows, 1);
         p.splits = attention_splits(batch, rows, m.heads, m.kv_heads, m.shape.head_dim, context);
         build_cache(cache, m, static_cast<std::size_t>(batch) * p.capacity, 3, device.stream());
-        build_workspace(w, {&m}, p.total_rows(), static_cast<std::size_t>(std::max(2, p.splits)) * p.total_rows(), p.total_rows());
+        build_workspace(w, {&m}, p.total_rows(), static_cast<std::size_t>(std::max(2, p.splits)) * p.total_rows(),
+                        p.total_rows());
         auto* lengths_device = arena.array<int>(static_cast<std::size_t>(batch));
         auto* tokens_device = arena.array<int>(static_cast<std::size_t>(p.total_rows()));
         predicted = arena.array<int>(static_cast<std::size_t>(p.total_rows()));
@@ -93,8 +95,9 @@ struct Trial {
 
     void poison() {
         const auto rows = static_cast<std::size_t>(p.total_rows());
-        for (auto [pointer, width] : {std::pair{w.normed, m.shape.hidden_size}, std::pair{w.qkv, (m.heads + 2 * m.kv_heads) * m.shape.head_dim},
-                                      std::pair{w.attended, m.heads * m.shape.head_dim}, std::pair{w.logits, m.vocab}})
+        for (auto [pointer, width] :
+             {std::pair{w.normed, m.shape.hidden_size}, std::pair{w.qkv, (m.heads + 2 * m.kv_heads) * m.shape.head_dim},
+              std::pair{w.attended, m.heads * m.shape.head_dim}, std::pair{w.logits, m.vocab}})
             CUDA_CHECK(cudaMemsetAsync(pointer, 0xFF, rows * width * sizeof(bf16), device.stream()));
         CUDA_CHECK(cudaMemsetAsync(predicted, 0xFF, rows * sizeof(int), device.stream()));
     }
@@ -126,7 +129,8 @@ double check_model(Device& device, const Case& c) {
     run_model(e, t.m, t.cache, t.p);
     CUDA_CHECK(cudaStreamSynchronize(device.stream()));
     std::vector<int> chosen(static_cast<std::size_t>(t.p.total_rows()) * c.shape.experts_per_token);
-    if (!chosen.empty()) CUDA_CHECK(cudaMemcpy(chosen.data(), t.w.chosen, chosen.size() * sizeof(int), cudaMemcpyDeviceToHost));
+    if (!chosen.empty())
+        CUDA_CHECK(cudaMemcpy(chosen.data(), t.w.chosen, chosen.size() * sizeof(int), cudaMemcpyDeviceToHost));
     return t.compare(reference_model(t.m, t.cache, t.p, t.lengths, t.tokens, chosen), t.p.total_rows());
 }
 
@@ -170,7 +174,8 @@ double check_eagle3(Device& device, int rows) {
     return t.compare(expected, batch);
 }
 
-// Slices of every rank together against the whole model on this one: every weight is a function of its place in the whole.
+// Slices of every rank together against the whole model on this one: every weight is a function of its place in the
+// whole.
 double check_slices(Device& device, HostGroup& group, Comm& comm, const ModelShape& shape) {
     std::vector<std::vector<float>> results;
     for (int world : {group.world(), 1}) {
@@ -220,7 +225,8 @@ double check_acceptance(Device& device) {
     }
     for (int k = 0; k < steps; ++k) {
         const double share = reached[k + 1] / reached[k];
-        if (std::fabs(share - curve[k]) > 4 * std::sqrt(curve[k] * (1 - curve[k]) / reached[k])) return std::numeric_limits<double>::infinity();
+        if (std::fabs(share - curve[k]) > 4 * std::sqrt(curve[k] * (1 - curve[k]) / reached[k]))
+            return std::numeric_limits<double>::infinity();
     }
     return 0;
 }
@@ -249,7 +255,8 @@ std::vector<CheckResult> run_checks(Device& device) {
     prepare_experts();
     std::vector<CheckResult> results;
     for (const Case& c : cases()) results.push_back({c.name, check_model(device, c)});
-    for (int rows : {1, 4}) results.push_back({"EAGLE-3 head, " + std::to_string(rows) + " rows", check_eagle3(device, rows)});
+    for (int rows : {1, 4})
+        results.push_back({"EAGLE-3 head, " + std::to_string(rows) + " rows", check_eagle3(device, rows)});
     results.push_back({"acceptance follows its curve", check_acceptance(device)});
     return results;
 }

@@ -27,11 +27,12 @@ inline void check_cuda(cudaError_t status, const char* call) {
 // After a kernel launch: a bad launch configuration shows here, a fault at the next synchronisation.
 #define LAUNCH_CHECK(kernel) ::specmodel::check_cuda(cudaGetLastError(), "launch of " kernel)
 
-// Asks for the largest shared-memory share of L1 on every multiprocessor, as matrix-product kernels have it: between kernels of
-// different shares a multiprocessor must drain and change over.
+// Asks for the largest shared-memory share of L1 on every multiprocessor, as matrix-product kernels have it: between
+// kernels of different shares a multiprocessor must drain and change over.
 template <typename Kernel>
 void prefer_shared(Kernel* kernel) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
 }
 
 // Owns device allocations until it goes out of scope.

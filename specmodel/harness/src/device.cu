@@ -27,7 +27,8 @@ __global__ void gate_kernel(const volatile std::uint32_t* flag, std::uint32_t ti
     }
 }
 
-// Blocks spread over the multiprocessors; the one that lands on number 0 writes, so that both stamps are of one counter.
+// Blocks spread over the multiprocessors; the one that lands on number 0 writes, so that both stamps are of one
+// counter.
 __global__ void stamp_kernel(std::uint64_t* out) {
     std::uint32_t multiprocessor = 0;
     asm volatile("mov.u32 %0, %smid;" : "=r"(multiprocessor));
@@ -59,7 +60,8 @@ __global__ void nothing_kernel() {}
 
 }  // namespace
 
-// The few NVML calls that are needed, loaded at run time: the driver brings the library, the toolkit is not asked for it.
+// The few NVML calls that are needed, loaded at run time: the driver brings the library, the toolkit is not asked for
+// it.
 struct Device::Nvml {
     using Handle = void*;
     void* library = nullptr;
@@ -100,8 +102,8 @@ struct Device::Nvml {
         n->find(n->link, "nvmlDeviceGetNvLinkState");
         n->find(n->processes, "nvmlDeviceGetComputeRunningProcesses_v3");
         char bus[32];
-        std::snprintf(bus, sizeof bus, "%08x:%02x:%02x.0", static_cast<unsigned>(properties.pciDomainID), static_cast<unsigned>(properties.pciBusID),
-                      static_cast<unsigned>(properties.pciDeviceID));
+        std::snprintf(bus, sizeof bus, "%08x:%02x:%02x.0", static_cast<unsigned>(properties.pciDomainID),
+                      static_cast<unsigned>(properties.pciBusID), static_cast<unsigned>(properties.pciDeviceID));
         if (!init || !by_bus || init() != 0 || by_bus(bus, &n->device) != 0) {
             dlclose(library);
             delete n;
@@ -119,16 +121,18 @@ struct Device::Nvml {
 Device::Device(int index, HostGroup& group) : group_(group), index_(index) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) throw Refused("no CUDA GPU is visible");
-    if (index >= count) throw Refused("GPU " + std::to_string(index) + " was asked for, " + std::to_string(count) + " are visible");
+    if (index >= count)
+        throw Refused("GPU " + std::to_string(index) + " was asked for, " + std::to_string(count) + " are visible");
     CUDA_CHECK(cudaInitDevice(index, cudaDeviceScheduleSpin | cudaDeviceMapHost, cudaInitDeviceFlagsAreValid));
     CUDA_CHECK(cudaSetDevice(index));
     CUDA_CHECK(cudaGetDeviceProperties(&properties_, index));
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     CUDA_CHECK(cudaCtxResetPersistingL2Cache());
-    // One page shared by the ranks lets a single store release all of them; where it cannot be pinned, each rank opens its own
-    // after a barrier of the hosts, which adds their jitter to the skew.
+    // One page shared by the ranks lets a single store release all of them; where it cannot be pinned, each rank opens
+    // its own after a barrier of the hosts, which adds their jitter to the skew.
     void* page = nullptr;
-    if (cudaHostRegister(group.gate_page(), group.gate_bytes(), cudaHostRegisterMapped | cudaHostRegisterPortable) == cudaSuccess &&
+    if (cudaHostRegister(group.gate_page(), group.gate_bytes(), cudaHostRegisterMapped | cudaHostRegisterPortable) ==
+            cudaSuccess &&
         cudaHostGetDevicePointer(&page, group.gate_page(), 0) == cudaSuccess) {
         gate_device_ = static_cast<std::uint32_t*>(page);
     } else {
@@ -189,7 +193,9 @@ void Device::open_gate() {
     }
 }
 
-bool Device::gate_failed() { return *static_cast<volatile std::uint32_t*>(gate_failed_) != 0; }
+bool Device::gate_failed() {
+    return *static_cast<volatile std::uint32_t*>(gate_failed_) != 0;
+}
 
 void Device::stamp(int slot) {
     stamp_kernel<<<static_cast<unsigned>(4 * properties_.multiProcessorCount), 32, 0, stream_>>>(stamps_ + 2 * slot);
@@ -204,7 +210,9 @@ double Device::clock_mhz() {
     return cycles / ns * 1000.0;
 }
 
-void Device::flush_l2() { CUDA_CHECK(cudaMemsetAsync(flush_, static_cast<int>(ticket_ & 0x7FU), 2 * l2_bytes(), stream_)); }
+void Device::flush_l2() {
+    CUDA_CHECK(cudaMemsetAsync(flush_, static_cast<int>(ticket_ & 0x7FU), 2 * l2_bytes(), stream_));
+}
 
 void Device::sleep_ms(double ms) {
     sleep_kernel<<<1, 1, 0, stream_>>>(static_cast<std::uint64_t>(ms * 1e6));
@@ -233,7 +241,9 @@ bool Device::pace(double share, bool begins) {
     constexpr double rest_ms = 300;
     constexpr double most_ms = 2000;
     unsigned limit_mw = 0;
-    if (share <= 0 || !nvml_ || !nvml_->power || !nvml_->power_limit || nvml_->power_limit(nvml_->device, &limit_mw) != 0) return false;
+    if (share <= 0 || !nvml_ || !nvml_->power || !nvml_->power_limit ||
+        nvml_->power_limit(nvml_->device, &limit_mw) != 0)
+        return false;
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     const Stopwatch waiting;
     unsigned power_mw = 0;
@@ -275,7 +285,7 @@ double Device::peak_flops_per_ms() const {
     int clock_khz = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index_));
     // Dense bf16 operations per cycle and multiprocessor, by architecture (NVIDIA's tuning guides).
-    double per_cycle = 1024;                                   // consumer parts
+    double per_cycle = 1024;  // consumer parts
     if (properties_.major == 8 && properties_.minor == 0) per_cycle = 2048;
     if (properties_.major == 9) per_cycle = 4096;
     if (properties_.major >= 10) per_cycle = 8192;
@@ -289,8 +299,8 @@ double Device::link_bytes_per_ms() const {
         for (unsigned l = 0; l < 18; ++l)
             if (nvml_->link(nvml_->device, l, &active) == 0 && active == 1) ++links;
     }
-    if (links == 0) return 64e6;                               // PCIe 5.0 x16
-    return links * (properties_.major >= 10 ? 50e6 : 25e6);    // NVLink 5; 4 and 3
+    if (links == 0) return 64e6;                             // PCIe 5.0 x16
+    return links * (properties_.major >= 10 ? 50e6 : 25e6);  // NVLink 5; 4 and 3
 }
 
 Json Device::facts() const {
@@ -325,7 +335,7 @@ Json Device::facts() const {
         .set("mig", mig == 1)
         .set("other_processes", other_processes())
         .set("nvlink_links", links)
-        .set("timer_step_ns", timer_step_ns_)
+        .set("timer_step_ms", timer_step_ns_ * 1e-6)
         .set("driver", driver);
     return facts;
 }

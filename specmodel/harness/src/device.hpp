@@ -16,7 +16,7 @@ struct State {
     double sm_clock_mhz = 0;
     double temperature = 0;
     double power_w = 0;
-    std::uint64_t reasons = 0;            // why the clock is below its maximum (NVML's bit mask)
+    std::uint64_t reasons = 0;  // why the clock is below its maximum (NVML's bit mask)
 };
 
 class Device {
@@ -38,7 +38,8 @@ public:
 
     // Queues a stamp of the SM clock's cycles and of the nanosecond timer, taken on multiprocessor 0; slot 0 or 1.
     void stamp(int slot);
-    // Mean SM clock between the two stamps; 0 when unknown or the time between them is too short for the timer's resolution.
+    // Mean SM clock between the two stamps; 0 when unknown or the time between them is too short for the timer's
+    // resolution.
     double clock_mhz();
     // Writes twice the L2 cache, so that nothing of interest is left in it.
     void flush_l2();
@@ -47,14 +48,14 @@ public:
     void empty_kernel();
 
     State state() const;
-    // Waits (at most 2 s) while the card's mean power is above `share` of its limit, so that its clocks are not being lowered
-    // when the next work starts. Where a point `begins`, also (at most 0.3 s) until the work before it no longer holds the clocks
-    // down. True if it waited.
+    // Waits (at most 2 s) while the card's mean power is above `share` of its limit, so that its clocks are not being
+    // lowered when the next work starts. Where a point `begins`, also (at most 0.3 s) until the work before it no
+    // longer holds the clocks down. True if it waited.
     bool pace(double share, bool begins = false);
     double peak_bandwidth_bytes_per_ms() const;
-    double peak_flops_per_ms() const;     // dense bf16
-    double link_bytes_per_ms() const;     // to the other GPUs, one way
-    Json facts() const;                   // the `device` object of a `start` record
+    double peak_flops_per_ms() const;  // dense bf16
+    double link_bytes_per_ms() const;  // to the other GPUs, one way
+    Json facts() const;                // the `device` object of a `start` record
     bool gate_is_shared() const { return gate_is_shared_; }
     int other_processes() const;
 

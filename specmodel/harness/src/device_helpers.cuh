@@ -30,7 +30,9 @@ __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
     return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0F + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) {
+    return x / (1.0F + __expf(-x));
+}
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -61,10 +63,13 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 // 16 bytes from global to shared memory, asynchronously, past L1; zeros instead when `valid` is false.
 __device__ __forceinline__ void copy16(std::uint32_t to, const void* from, bool valid) {
     const int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
 }
 
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+__device__ __forceinline__ void copy_commit() {
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
 
 template <int pending>
 __device__ __forceinline__ void copy_wait() {
@@ -86,11 +91,15 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&out)[4]
                  : "memory");
 }
 
-// c (16x8, fp32) += a (16x16) b (16x8), bf16. Lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next, of c.
-__device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// c (16x8, fp32) += a (16x16) b (16x8), bf16. Lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next, of
+// c.
+__device__ __forceinline__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace specmodel

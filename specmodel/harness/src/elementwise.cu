@@ -1,4 +1,4 @@
-// Elementwise and row-wise kernels: random data, embedding, norms, SwiGLU, argmax, acceptance.
+// Elementwise and row-wise kernels: random data, embedding, norms, rotary positions, SwiGLU, argmax, acceptance.
 // All are bound by memory or latency; accesses are 16 bytes wide where rows allow it.
 #include <cfloat>
 
@@ -39,7 +39,8 @@ __global__ void fill_tokens_kernel(int* out, std::size_t count, int limit, std::
 
 __global__ void embed_kernel(bf16* out, const bf16* table, const int* tokens, int token_stride, int hidden) {
     const std::size_t row = blockIdx.x;
-    const auto* from = reinterpret_cast<const uint4*>(table + static_cast<std::size_t>(tokens[row * token_stride]) * hidden);
+    const auto* from =
+        reinterpret_cast<const uint4*>(table + static_cast<std::size_t>(tokens[row * token_stride]) * hidden);
     auto* to = reinterpret_cast<uint4*>(out + row * hidden);
     for (int i = threadIdx.x; i < hidden / 8; i += blockDim.x) to[i] = from[i];
 }
@@ -91,7 +92,8 @@ __global__ void __launch_bounds__(norm_threads) add_rmsnorm_kernel(Norm n) {
 
 __global__ void gather_rows_kernel(bf16* out, const bf16* in, const int* picked, int rows_per_sequence, int width) {
     const int sequence = blockIdx.x;
-    const std::size_t row = static_cast<std::size_t>(sequence) * rows_per_sequence + min(max(picked[sequence], 0), rows_per_sequence - 1);
+    const std::size_t row =
+        static_cast<std::size_t>(sequence) * rows_per_sequence + min(max(picked[sequence], 0), rows_per_sequence - 1);
     const auto* from = reinterpret_cast<const uint4*>(in + row * width);
     auto* to = reinterpret_cast<uint4*>(out + static_cast<std::size_t>(sequence) * width);
     for (int i = threadIdx.x; i < width / 8; i += blockDim.x) to[i] = from[i];
@@ -124,8 +126,65 @@ __global__ void add_rows_kernel(bf16* out, const bf16* in, std::size_t vectors) 
     reinterpret_cast<uint4*>(out)[i] = pack8(b);
 }
 
-// Value in the high half, as an unsigned number of the same order; the complement of the index in the low half, so that of
-// equal values the smallest index wins.
+// One warp per (row, head): RMSNorm of queries and keys (Qwen3), rotary embedding, store into the cache.
+template <int D>
+__global__ void __launch_bounds__(256) rotate_kernel(Attention a) {
+    constexpr int per_lane = D / 64;  // rotation pairs (i, i + D / 2) of one lane
+    const int all_heads = a.heads + 2 * a.kv_heads;
+    const int head = blockIdx.y * 8 + threadIdx.x / 32;
+    if (head >= all_heads) return;
+    const int lane = threadIdx.x % 32;
+    const int row = blockIdx.x;
+    const int sequence = row / a.rows_per_sequence;
+    const int position = a.lengths[sequence] + a.offset + row % a.rows_per_sequence;
+    bf16* source = a.qkv + (static_cast<std::size_t>(row) * all_heads + head) * D;
+    float low[per_lane];
+    float high[per_lane];
+#pragma unroll
+    for (int j = 0; j < per_lane; ++j) {
+        low[j] = __bfloat162float(source[lane + 32 * j]);
+        high[j] = __bfloat162float(source[lane + 32 * j + D / 2]);
+    }
+    const bool is_query = head < a.heads;
+    const bool is_value = head >= a.heads + a.kv_heads;
+    if (!is_value) {
+        if (const bf16* weight = is_query ? a.query_norm : a.key_norm) {
+            float squares = 0;
+#pragma unroll
+            for (int j = 0; j < per_lane; ++j) squares += low[j] * low[j] + high[j] * high[j];
+            const float inverse = rsqrtf(warp_sum(squares) / D + a.epsilon);
+#pragma unroll
+            for (int j = 0; j < per_lane; ++j) {
+                low[j] *= inverse * __bfloat162float(weight[lane + 32 * j]);
+                high[j] *= inverse * __bfloat162float(weight[lane + 32 * j + D / 2]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < per_lane; ++j) {
+            const float frequency = exp2f(-log2f(a.rope_theta) * static_cast<float>(lane + 32 * j) / (D / 2));
+            float sine;
+            float cosine;
+            sincosf(static_cast<float>(position) * frequency, &sine, &cosine);
+            const float x = low[j];
+            low[j] = x * cosine - high[j] * sine;
+            high[j] = high[j] * cosine + x * sine;
+        }
+    }
+    bf16* target = source;
+    if (!is_query) {
+        const int kv_head = (head - a.heads) % a.kv_heads;
+        bf16* cache = is_value ? a.values : a.keys;
+        target = cache + ((static_cast<std::size_t>(sequence) * a.kv_heads + kv_head) * a.capacity + position) * D;
+    }
+#pragma unroll
+    for (int j = 0; j < per_lane; ++j) {
+        target[lane + 32 * j] = __float2bfloat16(low[j]);
+        target[lane + 32 * j + D / 2] = __float2bfloat16(high[j]);
+    }
+}
+
+// Value in the high half, as an unsigned number of the same order; the complement of the index in the low half, so that
+// of equal values the smallest index wins.
 __device__ __forceinline__ std::uint64_t packed(float value, int index) {
     std::uint32_t bits = __float_as_uint(value);
     bits = bits & 0x80000000U ? ~bits : bits | 0x80000000U;
@@ -169,7 +228,8 @@ __global__ void argmax_reduce_kernel(std::uint64_t* best, const std::uint64_t* p
     if (threadIdx.x == 0) best[blockIdx.x] = value;
 }
 
-__global__ void argmax_final_kernel(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows, const int* table) {
+__global__ void argmax_final_kernel(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows,
+                                    const int* table) {
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
     std::uint64_t value = 0;
@@ -198,7 +258,9 @@ __global__ void accept_kernel(Accept a) {
     a.result[2 * b + 1] = next;
 }
 
-unsigned blocks_for(std::size_t count, unsigned threads) { return static_cast<unsigned>((count + threads - 1) / threads); }
+unsigned blocks_for(std::size_t count, unsigned threads) {
+    return static_cast<unsigned>((count + threads - 1) / threads);
+}
 
 }  // namespace
 
@@ -212,6 +274,8 @@ void prepare_elementwise() {
     prefer_shared(argmax_reduce_kernel);
     prefer_shared(argmax_final_kernel);
     prefer_shared(accept_kernel);
+    prefer_shared(rotate_kernel<64>);
+    prefer_shared(rotate_kernel<128>);
 }
 
 void fill_normal(bf16* out, const Fill& fill, cudaStream_t stream) {
@@ -225,7 +289,8 @@ void fill_tokens(int* out, std::size_t count, int limit, std::uint64_t seed, cud
     LAUNCH_CHECK("fill_tokens");
 }
 
-void embed(bf16* out, const bf16* table, const int* tokens, int token_stride, int rows, int hidden, cudaStream_t stream) {
+void embed(bf16* out, const bf16* table, const int* tokens, int token_stride, int rows, int hidden,
+           cudaStream_t stream) {
     embed_kernel<<<static_cast<unsigned>(rows), 256, 0, stream>>>(out, table, tokens, token_stride, hidden);
     LAUNCH_CHECK("embed");
 }
@@ -238,7 +303,8 @@ void add_rmsnorm(const Norm& norm, cudaStream_t stream) {
     LAUNCH_CHECK("add_rmsnorm");
 }
 
-void gather_rows(bf16* out, const bf16* in, const int* picked, int sequences, int rows_per_sequence, int width, cudaStream_t stream) {
+void gather_rows(bf16* out, const bf16* in, const int* picked, int sequences, int rows_per_sequence, int width,
+                 cudaStream_t stream) {
     gather_rows_kernel<<<static_cast<unsigned>(sequences), 256, 0, stream>>>(out, in, picked, rows_per_sequence, width);
     LAUNCH_CHECK("gather_rows");
 }
@@ -254,8 +320,20 @@ void add_rows(bf16* out, const bf16* in, std::size_t count, cudaStream_t stream)
     LAUNCH_CHECK("add_rows");
 }
 
-void argmax_partial(std::uint64_t* parts, const bf16* logits, int rows, int columns, int index_offset, cudaStream_t stream) {
-    argmax_partial_kernel<<<dim3(argmax_parts, static_cast<unsigned>(rows)), 256, 0, stream>>>(parts, logits, columns, index_offset);
+void rotate_and_store(const Attention& a, cudaStream_t stream) {
+    const int all_heads = a.heads + 2 * a.kv_heads;
+    const dim3 grid(static_cast<unsigned>(a.batch * a.rows_per_sequence), static_cast<unsigned>((all_heads + 7) / 8));
+    if (a.head_dim == 128)
+        rotate_kernel<128><<<grid, 256, 0, stream>>>(a);
+    else
+        rotate_kernel<64><<<grid, 256, 0, stream>>>(a);
+    LAUNCH_CHECK("rotate_and_store");
+}
+
+void argmax_partial(std::uint64_t* parts, const bf16* logits, int rows, int columns, int index_offset,
+                    cudaStream_t stream) {
+    argmax_partial_kernel<<<dim3(argmax_parts, static_cast<unsigned>(rows)), 256, 0, stream>>>(parts, logits, columns,
+                                                                                               index_offset);
     LAUNCH_CHECK("argmax_partial");
 }
 
@@ -264,8 +342,10 @@ void argmax_reduce(std::uint64_t* best, const std::uint64_t* parts, int rows, cu
     LAUNCH_CHECK("argmax_reduce");
 }
 
-void argmax_final(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows, const int* table, cudaStream_t stream) {
-    argmax_final_kernel<<<blocks_for(static_cast<std::size_t>(rows), 128), 128, 0, stream>>>(out, out_stride, best, ranks, rows, table);
+void argmax_final(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows, const int* table,
+                  cudaStream_t stream) {
+    argmax_final_kernel<<<blocks_for(static_cast<std::size_t>(rows), 128), 128, 0, stream>>>(out, out_stride, best,
+                                                                                             ranks, rows, table);
     LAUNCH_CHECK("argmax_final");
 }
 

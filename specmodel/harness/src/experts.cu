@@ -1,9 +1,10 @@
 // Routed experts: softmax router with top-k, a work list built on the device, and two grouped matrix products that read
 // only the experts that were touched.
 //
-// At verification sizes an expert sees few rows, so the time is that of streaming its weights: weights are the left (16-row) operand
-// of the tensor-core product and the tokens the narrow right one (8 columns), and weights flow through a deep ring of
-// shared-memory stages. The grid is sized for the most tiles that could be needed; blocks past the list leave at once.
+// At verification sizes an expert sees few rows, so the time is that of streaming its weights: weights are the left
+// (16-row) operand of the tensor-core product and the tokens the narrow right one (8 columns), and weights flow through
+// a deep ring of shared-memory stages. The grid is sized for the most tiles that could be needed; blocks past the list
+// leave at once.
 #include <algorithm>
 
 #include "device_helpers.cuh"
@@ -16,7 +17,8 @@ constexpr int most_experts = 512;
 constexpr int weight_rows = 64;  // of one block: 16 per warp
 constexpr int depth = 64;        // numbers of the inner dimension per stage
 
-// The plan: [tiles, touched (summed over calls), calls, unused] then tile_expert, tile_start, tile_rows, slot_token, slot_of.
+// The plan: [tiles, touched (summed over calls), calls, unused] then tile_expert, tile_start, tile_rows, slot_token,
+// slot_of.
 struct Plan {
     int* head;
     int* tile_expert;
@@ -60,7 +62,8 @@ __global__ void __launch_bounds__(128) top_experts_kernel(Experts e) {
 #pragma unroll
     for (int j = 0; j < per_lane; ++j) {
         const int expert = lane + 32 * j;
-        score[j] = expert < e.experts ? __bfloat162float(e.logits[static_cast<std::size_t>(row) * e.experts + expert]) : -INFINITY;
+        score[j] = expert < e.experts ? __bfloat162float(e.logits[static_cast<std::size_t>(row) * e.experts + expert])
+                                      : -INFINITY;
         most = fmaxf(most, score[j]);
     }
 #pragma unroll
@@ -121,7 +124,8 @@ __global__ void __launch_bounds__(1024) plan_kernel(Experts e, int tiles_allowed
     for (int i = me; i < slots; i += blockDim.x) atomicAdd(&counts[e.chosen[i]], 1);
     __syncthreads();
     const int count = me < most_experts ? counts[me] : 0;
-    const unsigned own = static_cast<unsigned>((count + tile_tokens - 1) / tile_tokens) << 16 | static_cast<unsigned>(count);
+    const unsigned own =
+        static_cast<unsigned>((count + tile_tokens - 1) / tile_tokens) << 16 | static_cast<unsigned>(count);
     if (me < most_experts) scan[me] = own;
     __syncthreads();
     for (int step = 1; step < most_experts; step *= 2) {
@@ -160,10 +164,13 @@ __device__ __forceinline__ std::uint32_t stage_offset(int row, int chunk) {
 }
 
 template <int TOKENS>
-constexpr int stages_of = TOKENS <= 16 ? 6 : TOKENS == 32 ? 5 : 4;
+constexpr int stages_of = TOKENS <= 16   ? 6
+                          : TOKENS == 32 ? 5
+                                         : 4;
 
 template <int TOKENS>
-constexpr std::size_t expert_shared_bytes = static_cast<std::size_t>(stages_of<TOKENS>) * (weight_rows + TOKENS) * depth * sizeof(bf16);
+constexpr std::size_t expert_shared_bytes =
+    static_cast<std::size_t>(stages_of<TOKENS>) * (weight_rows + TOKENS) * depth * sizeof(bf16);
 
 // UP: active = silu(gate) * up from the tokens' rows; otherwise slots = down * active.
 template <int TOKENS, bool UP>
@@ -184,7 +191,8 @@ __global__ void __launch_bounds__(128) expert_kernel(Experts e, int tiles_allowe
     const int inner = UP ? e.hidden : e.size;
     const int outer = UP ? 2 * e.size : e.hidden;
     const int first = blockIdx.x * weight_rows;
-    const bf16* weights = (UP ? e.gate_up : e.down) + (static_cast<std::size_t>(p.tile_expert[tile]) * outer + first) * inner;
+    const bf16* weights =
+        (UP ? e.gate_up : e.down) + (static_cast<std::size_t>(p.tile_expert[tile]) * outer + first) * inner;
 
     // What this thread copies in every stage: a fixed column chunk of several rows.
     const int chunk = threadIdx.x % chunks;
@@ -212,7 +220,8 @@ __global__ void __launch_bounds__(128) expert_kernel(Experts e, int tiles_allowe
 #pragma unroll
             for (int j = 0; j < token_copies; ++j) {
                 const int r = first_row + j * row_step;
-                if (r < TOKENS) copy16(stage + weight_bytes + stage_offset(r, chunk), token_rows[j] + step * depth, r < rows);
+                if (r < TOKENS)
+                    copy16(stage + weight_bytes + stage_offset(r, chunk), token_rows[j] + step * depth, r < rows);
             }
         }
         copy_commit();
@@ -250,7 +259,8 @@ __global__ void __launch_bounds__(128) expert_kernel(Experts e, int tiles_allowe
             if (r >= rows) continue;
             const std::size_t slot = start + r;
             if constexpr (UP) {  // rows 0-7 of a group of 16 are gate rows, 8-15 the matching up rows
-                e.active[slot * e.size + first / 2 + warp * 8 + lane / 4] = __float2bfloat16(silu(sums[t][i]) * sums[t][2 + i]);
+                e.active[slot * e.size + first / 2 + warp * 8 + lane / 4] =
+                    __float2bfloat16(silu(sums[t][i]) * sums[t][2 + i]);
             } else {
                 e.slots[slot * e.hidden + first + weight_row] = __float2bfloat16(sums[t][i]);
                 e.slots[slot * e.hidden + first + weight_row + 8] = __float2bfloat16(sums[t][2 + i]);
@@ -309,16 +319,25 @@ std::size_t expert_plan_size(int rows, int experts, int top) {
 void route(const Experts& e, cudaStream_t stream) {
     top_experts_kernel<<<static_cast<unsigned>((e.rows + 3) / 4), 128, 0, stream>>>(e);
     LAUNCH_CHECK("route (top experts)");
-    plan_kernel<<<1, 1024, 0, stream>>>(e, most_tiles(e.rows, e.experts, e.top), tile_tokens_for(e.rows, e.experts, e.top));
+    plan_kernel<<<1, 1024, 0, stream>>>(e, most_tiles(e.rows, e.experts, e.top),
+                                        tile_tokens_for(e.rows, e.experts, e.top));
     LAUNCH_CHECK("route (plan)");
 }
 
 void run_experts(const Experts& e, cudaStream_t stream) {
     switch (tile_tokens_for(e.rows, e.experts, e.top)) {
-        case 8: run_products<8>(e, stream); break;
-        case 16: run_products<16>(e, stream); break;
-        case 32: run_products<32>(e, stream); break;
-        default: run_products<64>(e, stream); break;
+        case 8:
+            run_products<8>(e, stream);
+            break;
+        case 16:
+            run_products<16>(e, stream);
+            break;
+        case 32:
+            run_products<32>(e, stream);
+            break;
+        default:
+            run_products<64>(e, stream);
+            break;
     }
     const dim3 grid(static_cast<unsigned>((e.hidden / 8 + 127) / 128), static_cast<unsigned>(e.rows));
     combine_kernel<<<grid, 128, 0, stream>>>(e, most_tiles(e.rows, e.experts, e.top));

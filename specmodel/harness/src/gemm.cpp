@@ -36,7 +36,8 @@ std::string to_hex(const void* data, std::size_t bytes) {
 bool from_hex(const std::string& text, void* data, std::size_t bytes) {
     if (text.size() != 2 * bytes || text.find_first_not_of("0123456789abcdef") != std::string::npos) return false;
     for (std::size_t i = 0; i < bytes; ++i)
-        static_cast<unsigned char*>(data)[i] = static_cast<unsigned char>(std::stoul(text.substr(2 * i, 2), nullptr, 16));
+        static_cast<unsigned char*>(data)[i] =
+            static_cast<unsigned char>(std::stoul(text.substr(2 * i, 2), nullptr, 16));
     return true;
 }
 
@@ -101,11 +102,11 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::candidates(const Layouts& layouts) {
     std::size_t bytes = workspace_bytes;
     cublasLtMatmulHeuristicResult_t results[most_candidates];
     int found = 0;
-    cublasStatus_t status =
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
+    cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                                 &bytes, sizeof bytes);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulAlgoGetHeuristic(handle_, operation_, layouts.w, layouts.x, layouts.y, layouts.y, preference, most_candidates,
-                                                results, &found);
+        status = cublasLtMatmulAlgoGetHeuristic(handle_, operation_, layouts.w, layouts.x, layouts.y, layouts.y,
+                                                preference, most_candidates, results, &found);
     cublasLtMatmulPreferenceDestroy(preference);
     BLAS_CHECK(status);
     std::vector<cublasLtMatmulAlgo_t> algorithms;
@@ -117,16 +118,17 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::candidates(const Layouts& layouts) {
 
 bool Gemm::usable(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts) {
     cublasLtMatmulHeuristicResult_t result{};
-    return cublasLtMatmulAlgoCheck(handle_, operation_, layouts.w, layouts.x, layouts.y, layouts.y, &algorithm, &result) ==
-               CUBLAS_STATUS_SUCCESS &&
+    return cublasLtMatmulAlgoCheck(handle_, operation_, layouts.w, layouts.x, layouts.y, layouts.y, &algorithm,
+                                   &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= workspace_bytes;
 }
 
-void Gemm::launch(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, const bf16* w, bf16* y, cudaStream_t stream) {
+void Gemm::launch(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, const bf16* w, bf16* y,
+                  cudaStream_t stream) {
     const float one = 1.0F;
     const float zero = 0.0F;
-    BLAS_CHECK(cublasLtMatmul(handle_, operation_, &one, w, layouts.w, x, layouts.x, &zero, y, layouts.y, y, layouts.y, &algorithm, workspace_,
-                              workspace_bytes, stream));
+    BLAS_CHECK(cublasLtMatmul(handle_, operation_, &one, w, layouts.w, x, layouts.x, &zero, y, layouts.y, y, layouts.y,
+                              &algorithm, workspace_, workspace_bytes, stream));
 }
 
 double Gemm::time_ms(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, bf16* y,
@@ -134,7 +136,8 @@ double Gemm::time_ms(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layou
     launch(algorithm, layouts, x, weights.back(), y, stream_);  // loads the kernel
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     const Graph graph = Graph::capture(stream_, [&] {
-        for (int i = 0; i < repeats; ++i) launch(algorithm, layouts, x, weights[static_cast<std::size_t>(i) % weights.size()], y, stream_);
+        for (int i = 0; i < repeats; ++i)
+            launch(algorithm, layouts, x, weights[static_cast<std::size_t>(i) % weights.size()], y, stream_);
     });
     Event first;
     Event last;
@@ -164,9 +167,11 @@ void Gemm::prepare(const GemmShape& shape, const bf16* x, bf16* y, const std::ve
         const double bytes = 2.0 * shape.outer * shape.inner;
         const int repeats = bytes > 4e8 ? 3 : 8;
         std::vector<std::pair<double, std::size_t>> ranking;
-        for (std::size_t i = 0; i < algorithms.size(); ++i) ranking.emplace_back(time_ms(algorithms[i], layouts, x, y, weights, repeats, 3), i);
+        for (std::size_t i = 0; i < algorithms.size(); ++i)
+            ranking.emplace_back(time_ms(algorithms[i], layouts, x, y, weights, repeats, 3), i);
         std::sort(ranking.begin(), ranking.end());
-        // Another than the library's first choice must win by a margin above the noise: else runs would differ for nothing.
+        // Another than the library's first choice must win by a margin above the noise: else runs would differ for
+        // nothing.
         double best = (1 - least_gain) * time_ms(algorithms.front(), layouts, x, y, weights, repeats, final_replays);
         for (std::size_t i = 0; i < std::min<std::size_t>(finalists, ranking.size()); ++i) {
             if (ranking[i].second == 0) continue;
@@ -179,9 +184,11 @@ void Gemm::prepare(const GemmShape& shape, const bf16* x, bf16* y, const std::ve
         }
     }
     if (options_.share) options_.share(&choice.best, sizeof choice.best);
-    CUDA_CHECK(cudaMemsetAsync(y, 0xFF, 2 * static_cast<std::size_t>(shape.rows) * shape.outer, stream_));  // NaN: an element left out shows
+    CUDA_CHECK(cudaMemsetAsync(y, 0xFF, 2 * static_cast<std::size_t>(shape.rows) * shape.outer,
+                               stream_));  // NaN: an element left out shows
     launch(choice.best, layouts, x, weights.front(), y, stream_);
-    worst_error_ = std::max(worst_error_, product_error(x, weights.front(), y, shape.rows, shape.outer, shape.inner, stream_));
+    worst_error_ =
+        std::max(worst_error_, product_error(x, weights.front(), y, shape.rows, shape.outer, shape.inner, stream_));
     choices_.emplace(shape, choice);
     if (cached == cached_.end()) write_cache(shape, choice.best);
 }
@@ -202,14 +209,16 @@ void Gemm::read_cache() {
         std::string tag;
         std::string algorithm;
         GemmShape shape;
-        if (fields >> tag >> shape.rows >> shape.outer >> shape.inner >> algorithm && tag == cache_tag_) cached_[shape] = algorithm;
+        if (fields >> tag >> shape.rows >> shape.outer >> shape.inner >> algorithm && tag == cache_tag_)
+            cached_[shape] = algorithm;
     }
 }
 
 void Gemm::write_cache(const GemmShape& shape, const cublasLtMatmulAlgo_t& algorithm) {
     if (options_.cache_path.empty() || !options_.may_write) return;
     std::ofstream file(options_.cache_path, std::ios::app);
-    file << cache_tag_ << ' ' << shape.rows << ' ' << shape.outer << ' ' << shape.inner << ' ' << to_hex(&algorithm, sizeof algorithm) << '\n';
+    file << cache_tag_ << ' ' << shape.rows << ' ' << shape.outer << ' ' << shape.inner << ' '
+         << to_hex(&algorithm, sizeof algorithm) << '\n';
 }
 
 }  // namespace specmodel

@@ -23,11 +23,11 @@ struct GemmShape {
 };
 
 struct GemmOptions {
-    std::string cache_path;               // empty: none
-    bool may_write = true;                // the cache file
+    std::string cache_path;  // empty: none
+    bool may_write = true;   // the cache file
     // Given rank 0's choice, makes it everyone's; empty with one rank.
     std::function<void(void*, std::size_t)> share;
-    bool tune = true;                     // false: the library's first choice
+    bool tune = true;  // false: the library's first choice
 };
 
 class Gemm {
@@ -37,8 +37,8 @@ public:
     Gemm& operator=(const Gemm&) = delete;
     ~Gemm();
 
-    // Chooses the algorithm for a shape (once), trying the library's candidates on `weights` in turn, so that each use finds
-    // its weights cold when together they exceed the L2 cache.
+    // Chooses the algorithm for a shape (once), trying the library's candidates on `weights` in turn, so that each use
+    // finds its weights cold when together they exceed the L2 cache.
     void prepare(const GemmShape& shape, const bf16* x, bf16* y, const std::vector<const bf16*>& weights);
     void run(const GemmShape& shape, const bf16* x, const bf16* w, bf16* y, cudaStream_t stream);
     // The library's own first choice instead of the measured one: equal conditions with other users of the library.
@@ -71,10 +71,12 @@ private:
 
     std::vector<cublasLtMatmulAlgo_t> candidates(const Layouts& layouts);
     bool usable(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts);
-    // Upper quartile of `replays` replays of a graph of products: an algorithm that is fast only now and then does not win.
+    // Upper quartile of `replays` replays of a graph of products: an algorithm that is fast only now and then does not
+    // win.
     double time_ms(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, bf16* y,
                    const std::vector<const bf16*>& weights, int repeats, int replays);
-    void launch(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, const bf16* w, bf16* y, cudaStream_t stream);
+    void launch(const cublasLtMatmulAlgo_t& algorithm, const Layouts& layouts, const bf16* x, const bf16* w, bf16* y,
+                cudaStream_t stream);
     void read_cache();
     void write_cache(const GemmShape& shape, const cublasLtMatmulAlgo_t& algorithm);
 };

@@ -30,14 +30,20 @@ struct HostGroup::Header {
     unsigned char message[page];
 };
 
-HostGroup::Header& HostGroup::header() const { return *reinterpret_cast<Header*>(static_cast<unsigned char*>(base_) + page); }
+HostGroup::Header& HostGroup::header() const {
+    return *reinterpret_cast<Header*>(static_cast<unsigned char*>(base_) + page);
+}
 
 double* HostGroup::slot(int rank) const {
-    return reinterpret_cast<double*>(static_cast<unsigned char*>(base_) + 4 * page) + static_cast<std::size_t>(rank) * slot_values;
+    return reinterpret_cast<double*>(static_cast<unsigned char*>(base_) + 4 * page) +
+           static_cast<std::size_t>(rank) * slot_values;
 }
 
 HostGroup::HostGroup(int rank, int world, const std::string& directory, double timeout_ms)
-    : rank_(rank), world_(world), timeout_ms_(timeout_ms), bytes_(4 * page + static_cast<std::size_t>(world) * slot_values * sizeof(double)) {
+    : rank_(rank),
+      world_(world),
+      timeout_ms_(timeout_ms),
+      bytes_(4 * page + static_cast<std::size_t>(world) * slot_values * sizeof(double)) {
     if (world == 1) {
         base_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (base_ == MAP_FAILED) throw CallError("cannot map memory for the start flag");
@@ -46,8 +52,8 @@ HostGroup::HostGroup(int rank, int world, const std::string& directory, double t
     meet(directory);
 }
 
-// The shared block is POSIX shared memory (a driver pins no pages of an ordinary file); rank 0 chooses its name and writes it to
-// DIRECTORY/shared. Once all have mapped it the name is removed, so that nothing stays behind.
+// The shared block is POSIX shared memory (a driver pins no pages of an ordinary file); rank 0 chooses its name and
+// writes it to DIRECTORY/shared. Once all have mapped it the name is removed, so that nothing stays behind.
 void HostGroup::meet(const std::string& directory) {
     const std::string where = directory + "/shared";
     std::string name;
@@ -55,9 +61,11 @@ void HostGroup::meet(const std::string& directory) {
     if (rank_ == 0) {
         name = "/specmodel-" + std::to_string(std::random_device{}()) + "-" + std::to_string(getpid());
         file = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-        if (file < 0 || ftruncate(file, static_cast<off_t>(bytes_)) != 0) throw CallError("cannot create shared memory for the ranks");
+        if (file < 0 || ftruncate(file, static_cast<off_t>(bytes_)) != 0)
+            throw CallError("cannot create shared memory for the ranks");
         std::ofstream(where + ".new") << name << '\n';
-        if (std::rename((where + ".new").c_str(), where.c_str()) != 0) throw CallError("cannot write to the rendezvous directory");
+        if (std::rename((where + ".new").c_str(), where.c_str()) != 0)
+            throw CallError("cannot write to the rendezvous directory");
     } else {
         const Stopwatch waiting;
         while (true) {
@@ -101,7 +109,8 @@ std::vector<std::vector<double>> HostGroup::gather(const std::vector<double>& mi
         const std::size_t count = std::min(slot_values, mine.size() - done);
         std::memcpy(slot(rank_), mine.data() + done, count * sizeof(double));
         barrier();
-        for (int r = 0; r < world_; ++r) all[static_cast<std::size_t>(r)].insert(all[static_cast<std::size_t>(r)].end(), slot(r), slot(r) + count);
+        for (int r = 0; r < world_; ++r)
+            all[static_cast<std::size_t>(r)].insert(all[static_cast<std::size_t>(r)].end(), slot(r), slot(r) + count);
         barrier();
     }
     return all;
@@ -129,7 +138,8 @@ bool HostGroup::all(bool mine) {
 
 void HostGroup::open_gate(std::uint32_t ticket) {
     barrier();
-    if (rank_ == 0) std::atomic_ref<std::uint32_t>(*static_cast<std::uint32_t*>(base_)).store(ticket, std::memory_order_release);
+    if (rank_ == 0)
+        std::atomic_ref<std::uint32_t>(*static_cast<std::uint32_t*>(base_)).store(ticket, std::memory_order_release);
 }
 
 }  // namespace specmodel

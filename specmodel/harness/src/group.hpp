@@ -10,7 +10,8 @@ namespace specmodel {
 
 class HostGroup {
 public:
-    // `directory` is private to the run and empty at the start; unused with one rank. Throws Timeout if the ranks do not meet.
+    // `directory` is private to the run and empty at the start; unused with one rank. Throws Timeout if the ranks do
+    // not meet.
     HostGroup(int rank, int world, const std::string& directory, double timeout_ms);
     HostGroup(const HostGroup&) = delete;
     HostGroup& operator=(const HostGroup&) = delete;

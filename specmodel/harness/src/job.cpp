@@ -131,7 +131,8 @@ Point read_point(const Json& object, const Limits& limits, std::size_t index) {
     if (p.kind == PointKind::verify) {
         p.tokens = r.integer("tokens", 0, 1, true, 65536);
         p.part = static_cast<Part>(r.choice("part", {"all", "compute", "comm"}));
-        if (p.tokens % p.batch != 0) r.fail("tokens", Json(p.tokens), "a multiple of batch (" + std::to_string(p.batch) + ")");
+        if (p.tokens % p.batch != 0)
+            r.fail("tokens", Json(p.tokens), "a multiple of batch (" + std::to_string(p.batch) + ")");
     }
     if (p.kind == PointKind::draft || p.kind == PointKind::cycle) {
         p.num_steps = r.integer("num_steps", 0, p.kind == PointKind::draft ? 1 : 0, true, 63);
@@ -142,7 +143,8 @@ Point read_point(const Json& object, const Limits& limits, std::size_t index) {
         p.cycles = r.integer("cycles", 200, 200, false, 1000000);
         p.tokens = p.batch * (p.num_steps + 1);
     }
-    if (p.kind == PointKind::cycle && p.context_tokens < 128) r.fail("context_tokens", Json(p.context_tokens), "at least 128 for cycles");
+    if (p.kind == PointKind::cycle && p.context_tokens < 128)
+        r.fail("context_tokens", Json(p.context_tokens), "at least 128 for cycles");
     r.finish();
     for (const auto& [key, value] : object.members())
         if (key != "key" && key != "kind" && key != "limits") p.described.set(key, value);
@@ -154,7 +156,8 @@ Point read_point(const Json& object, const Limits& limits, std::size_t index) {
 Job parse_job(const Json& document) {
     Reader r(document, "the job");
     Job job;
-    if (r.text("protocol", "", true) != "specmodel.harness-job/1") throw UsageError("the job's 'protocol' must be specmodel.harness-job/1");
+    if (r.text("protocol", "", true) != "specmodel.harness-job/1")
+        throw UsageError("the job's 'protocol' must be specmodel.harness-job/1");
     job.seed = static_cast<std::uint64_t>(r.number("seed", 1, 0, 9e15));
     job.device = r.integer("device", -1, 0);
     job.allow_nvls = r.boolean("allow_nvls", false);
@@ -174,7 +177,8 @@ Job parse_job(const Json& document) {
     if (const Json* curve = r.get("conditional")) {
         if (!curve->is_array()) throw UsageError("'conditional' must be a list of probabilities");
         for (const Json& value : curve->items()) {
-            if (!value.is_number() || value.number() < 0 || value.number() > 1) throw UsageError("'conditional' has " + value.dump() + ", which is no probability");
+            if (!value.is_number() || value.number() < 0 || value.number() > 1)
+                throw UsageError("'conditional' has " + value.dump() + ", which is no probability");
             job.conditional.push_back(value.number());
         }
     }
@@ -186,7 +190,8 @@ Job parse_job(const Json& document) {
         Point p = read_point(points.items()[i], job.limits, i);
         if (!keys.insert(p.key).second) throw UsageError("two points have the key '" + p.key + "'");
         const bool drafts = p.kind == PointKind::draft || (p.kind == PointKind::cycle && p.num_steps > 0);
-        if (drafts && job.draft.kind == DraftKind::none) throw UsageError("point '" + p.key + "' drafts, but the job has no 'draft'");
+        if (drafts && job.draft.kind == DraftKind::none)
+            throw UsageError("point '" + p.key + "' drafts, but the job has no 'draft'");
         if (p.kind == PointKind::cycle && p.num_steps > 0 && job.conditional.empty())
             throw UsageError("point '" + p.key + "' accepts drafts, but the job has no 'conditional'");
         job.points.push_back(std::move(p));
@@ -196,29 +201,38 @@ Job parse_job(const Json& document) {
 }
 
 void check_shape(const ModelShape& s, int world, const std::string& which) {
-    auto refuse = [&](const std::string& why) { throw Refused("the " + which + " shape cannot be represented: " + why); };
+    auto refuse = [&](const std::string& why) {
+        throw Refused("the " + which + " shape cannot be represented: " + why);
+    };
     auto share = [&](int size, const char* name) {
         if (size % world != 0 || size / world % 64 != 0)
-            refuse(std::string(name) + " " + std::to_string(size) + " over " + std::to_string(world) + " ranks is not a multiple of 64");
+            refuse(std::string(name) + " " + std::to_string(size) + " over " + std::to_string(world) +
+                   " ranks is not a multiple of 64");
     };
-    if (s.head_dim != 64 && s.head_dim != 128) refuse("head_dim " + std::to_string(s.head_dim) + " (64 and 128 are supported)");
-    if (s.hidden_size % 64 != 0 || s.hidden_size > 16384) refuse("hidden_size " + std::to_string(s.hidden_size) + " (a multiple of 64, up to 16384)");
+    if (s.head_dim != 64 && s.head_dim != 128)
+        refuse("head_dim " + std::to_string(s.head_dim) + " (64 and 128 are supported)");
+    if (s.hidden_size % 64 != 0 || s.hidden_size > 16384)
+        refuse("hidden_size " + std::to_string(s.hidden_size) + " (a multiple of 64, up to 16384)");
     if (s.num_attention_heads % world != 0) refuse("num_attention_heads is not divisible by the number of ranks");
-    if (s.num_attention_heads % s.num_key_value_heads != 0) refuse("num_attention_heads is not divisible by num_key_value_heads");
+    if (s.num_attention_heads % s.num_key_value_heads != 0)
+        refuse("num_attention_heads is not divisible by num_key_value_heads");
     if (s.num_key_value_heads >= world ? s.num_key_value_heads % world != 0 : world % s.num_key_value_heads != 0)
         refuse("num_key_value_heads and the number of ranks do not divide");
-    if (s.vocab_size % (8 * world) != 0) refuse("vocab_size " + std::to_string(s.vocab_size) + " is not a multiple of 8 per rank (pad it)");
+    if (s.vocab_size % (8 * world) != 0)
+        refuse("vocab_size " + std::to_string(s.vocab_size) + " is not a multiple of 8 per rank (pad it)");
     if (s.num_experts == 0) {
         if (s.intermediate_size == 0) refuse("intermediate_size is missing");
         share(s.intermediate_size, "intermediate_size");
         return;
     }
-    if (s.num_experts > 512 || s.num_experts % 8 != 0) refuse("num_experts " + std::to_string(s.num_experts) + " (a multiple of 8, up to 512)");
+    if (s.num_experts > 512 || s.num_experts % 8 != 0)
+        refuse("num_experts " + std::to_string(s.num_experts) + " (a multiple of 8, up to 512)");
     if (s.experts_per_token < 1 || s.experts_per_token > 16 || s.experts_per_token > s.num_experts)
         refuse("experts_per_token " + std::to_string(s.experts_per_token) + " (1 to 16, and at most num_experts)");
     if (s.moe_intermediate_size == 0) refuse("moe_intermediate_size is missing");
     share(s.moe_intermediate_size, "moe_intermediate_size");
-    if (s.shared_expert_intermediate_size > 0) share(s.shared_expert_intermediate_size, "shared_expert_intermediate_size");
+    if (s.shared_expert_intermediate_size > 0)
+        share(s.shared_expert_intermediate_size, "shared_expert_intermediate_size");
 }
 
 }  // namespace specmodel

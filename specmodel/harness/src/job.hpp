@@ -34,7 +34,7 @@ struct DraftShape {
     DraftKind kind = DraftKind::none;
     ModelShape shape;
     int draft_vocab_size = 0;
-    bool first_step_accepted = false;     // the first step has num_steps + 1 rows per sequence
+    bool first_step_accepted = false;  // the first step has num_steps + 1 rows per sequence
 };
 
 enum class PointKind { verify, draft, cycle, allreduce };
@@ -56,7 +56,7 @@ struct Point {
     bool in_graph = true;
     bool cold = false;
     Limits limits;
-    Json described;                       // the job's own words, repeated in the record
+    Json described;  // the job's own words, repeated in the record
 };
 
 struct Job {

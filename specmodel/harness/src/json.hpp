@@ -178,7 +178,9 @@ private:
     }
 
     void blank() {
-        while (at_ < source_.size() && (source_[at_] == ' ' || source_[at_] == '\t' || source_[at_] == '\n' || source_[at_] == '\r')) ++at_;
+        while (at_ < source_.size() &&
+               (source_[at_] == ' ' || source_[at_] == '\t' || source_[at_] == '\n' || source_[at_] == '\r'))
+            ++at_;
     }
 
     char peek() {
@@ -274,7 +276,8 @@ private:
     unsigned hex4() {
         unsigned code = 0;
         for (int i = 0; i < 4; ++i, ++at_) {
-            if (at_ >= source_.size() || !std::isxdigit(static_cast<unsigned char>(source_[at_]))) fail("a bad \\u escape");
+            if (at_ >= source_.size() || !std::isxdigit(static_cast<unsigned char>(source_[at_])))
+                fail("a bad \\u escape");
             char c = source_[at_];
             code = code * 16 + static_cast<unsigned>(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
         }
@@ -338,6 +341,8 @@ private:
 
 }  // namespace detail
 
-inline Json Json::parse(std::string_view source) { return detail::JsonParser(source).document(); }
+inline Json Json::parse(std::string_view source) {
+    return detail::JsonParser(source).document();
+}
 
 }  // namespace specmodel

@@ -31,21 +31,27 @@ struct Arguments {
     int integer(const std::string& name, int otherwise) const {
         const std::string value = text(name, "");
         if (value.empty()) return otherwise;
-        if (value.size() > 6 || value.find_first_not_of("0123456789") != std::string::npos) throw UsageError("--" + name + " must be a whole number, not " + value);
+        if (value.size() > 6 || value.find_first_not_of("0123456789") != std::string::npos)
+            throw UsageError("--" + name + " must be a whole number, not " + value);
         return std::stoi(value);
     }
 };
 
 constexpr const char* usage =
     "specmodel-harness run --job FILE --output FILE [--rank R --world N --rendezvous DIR]\n"
-    "specmodel-harness selftest --output FILE [--device D] [--nccl-library FILE] [--rank R --world N --rendezvous DIR]\n"
+    "specmodel-harness selftest --output FILE [--device D] [--nccl-library FILE] [--rank R --world N --rendezvous "
+    "DIR]\n"
     "specmodel-harness check [--device D]\n"
     "specmodel-harness products --shapes ROWSxOUTERxINNER,... [--device D]\n"
     "specmodel-harness version\n";
 
 Arguments parse_arguments(int count, char** words) {
     static const std::map<std::string, std::string> allowed{
-        {"run", " job output rank world rendezvous "}, {"selftest", " output device nccl-library rank world rendezvous "}, {"check", " device "}, {"products", " device shapes "}, {"version", " "}};
+        {"run", " job output rank world rendezvous "},
+        {"selftest", " output device nccl-library rank world rendezvous "},
+        {"check", " device "},
+        {"products", " device shapes "},
+        {"version", " "}};
     Arguments a;
     a.command = count > 1 ? words[1] : "";
     const auto known = allowed.find(a.command);
@@ -53,7 +59,8 @@ Arguments parse_arguments(int count, char** words) {
     for (int i = 2; i < count; i += 2) {
         const std::string word = words[i];
         const std::string name = word.rfind("--", 0) == 0 ? word.substr(2) : "";
-        if (name.empty() || known->second.find(" " + name + " ") == std::string::npos) throw UsageError("unknown option '" + word + "' of " + a.command);
+        if (name.empty() || known->second.find(" " + name + " ") == std::string::npos)
+            throw UsageError("unknown option '" + word + "' of " + a.command);
         if (i + 1 >= count) throw UsageError("option '" + word + "' needs a value");
         a.options[name] = words[i + 1];
     }
@@ -76,8 +83,9 @@ Place place_of(const Arguments& a) {
 // Stays on the cores next to the GPU; where the system does not say which they are, everywhere.
 void pin_to_gpu(const cudaDeviceProp& properties) {
     char path[96];
-    std::snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/local_cpulist", static_cast<unsigned>(properties.pciDomainID),
-                  static_cast<unsigned>(properties.pciBusID), static_cast<unsigned>(properties.pciDeviceID));
+    std::snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/local_cpulist",
+                  static_cast<unsigned>(properties.pciDomainID), static_cast<unsigned>(properties.pciBusID),
+                  static_cast<unsigned>(properties.pciDeviceID));
     std::ifstream file(path);
     std::string range;
     cpu_set_t set;
@@ -86,7 +94,8 @@ void pin_to_gpu(const cudaDeviceProp& properties) {
         int first = 0;
         int last = 0;
         const int read = std::sscanf(range.c_str(), "%d-%d", &first, &last);
-        for (int core = first; read > 0 && core <= (read == 2 ? last : first) && core < CPU_SETSIZE; ++core) CPU_SET(core, &set);
+        for (int core = first; read > 0 && core <= (read == 2 ? last : first) && core < CPU_SETSIZE; ++core)
+            CPU_SET(core, &set);
     }
     if (CPU_COUNT(&set) > 1) sched_setaffinity(0, sizeof set, &set);
 }
@@ -96,7 +105,12 @@ bool report_checks(const std::vector<CheckResult>& results, Output* output) {
     for (const CheckResult& c : results) {
         passed = passed && c.passed();
         if (output)
-            output->write(Json().set("record", "check").set("name", c.name).set("max_relative_error", c.max_relative_error).set("limit", c.limit).set("passed", c.passed()));
+            output->write(Json()
+                              .set("record", "check")
+                              .set("name", c.name)
+                              .set("max_relative_error", c.max_relative_error)
+                              .set("limit", c.limit)
+                              .set("passed", c.passed()));
         else
             std::printf("%-55s %10.5f  %s\n", c.name.c_str(), c.max_relative_error, c.passed() ? "passed" : "FAILED");
     }
@@ -126,7 +140,11 @@ int run(const Arguments& a) {
     const Stopwatch total;
     std::string key;
     auto fail = [&](const std::string& text, int code) {
-        output.write(Json().set("record", "error").set("rank", place.rank).set("key", key.empty() ? Json() : Json(key)).set("text", text));
+        output.write(Json()
+                         .set("record", "error")
+                         .set("rank", place.rank)
+                         .set("key", key.empty() ? Json() : Json(key))
+                         .set("text", text));
         output.write(Json().set("record", "end").set("elapsed_ms", total.ms()).set("exit_code", code));
         std::fprintf(stderr, "error %s\n", text.c_str());
         std::fflush(stderr);
@@ -140,9 +158,11 @@ int run(const Arguments& a) {
         HostGroup group(place.rank, place.world, place.rendezvous, job.limits.timeout_ms);
         Device device(job.device >= 0 ? job.device : place.rank, group);
         if (place.world > 1) pin_to_gpu(device.properties());
-        if (place.rank == 0 && !report_checks(run_checks(device), &output)) return fail("a small problem differs from its fp32 reference", 1);
+        if (place.rank == 0 && !report_checks(run_checks(device), &output))
+            return fail("a small problem differs from its fp32 reference", 1);
         group.barrier();
-        const double copy = copy_bytes_per_ms(device, std::min<std::size_t>(std::size_t{1} << 30U, device.properties().totalGlobalMem / 16));
+        const double copy = copy_bytes_per_ms(
+            device, std::min<std::size_t>(std::size_t{1} << 30U, device.properties().totalGlobalMem / 16));
         const double rate = gemm_flops_per_ms(device, 4096);
         Bench bench(job, group, device, place.rendezvous);
         bench.copy_bytes_per_ms = copy;
@@ -170,12 +190,19 @@ int run(const Arguments& a) {
             if (place.rank != 0) continue;
             output.write(record);
             double median = not_a_number;
-            if (const Json* summary = record.find("summary")) median = summary->members().front().second.find("median")->number();
-            std::fprintf(stderr, "progress %zu %zu %s %s %.5f %.0f\n", i + 1, job.points.size(), p.key.c_str(), disposition.c_str(), median, watch.ms());
+            if (const Json* summary = record.find("summary"))
+                median = summary->members().front().second.find("median")->number();
+            std::fprintf(stderr, "progress %zu %zu %s %s %.5f %.0f\n", i + 1, job.points.size(), p.key.c_str(),
+                         disposition.c_str(), median, watch.ms());
         }
         key.clear();
         const int code = wrong ? 1 : 0;
-        output.write(Json().set("record", "end").set("points", job.points.size()).set("wrong", wrong).set("elapsed_ms", total.ms()).set("exit_code", code));
+        output.write(Json()
+                         .set("record", "end")
+                         .set("points", job.points.size())
+                         .set("wrong", wrong)
+                         .set("elapsed_ms", total.ms())
+                         .set("exit_code", code));
         return code;
     } catch (const Refused& e) {
         return fail(e.what(), 3);
@@ -192,7 +219,9 @@ int run_selftest(const Arguments& a, const std::string& self) {
     HostGroup group(place.rank, place.world, place.rendezvous, 120000);
     Device device(a.integer("device", place.rank), group);
     std::unique_ptr<Comm> comm;
-    if (place.world > 1) comm = std::make_unique<Comm>("selftest", a.text("nccl-library", "libnccl.so.2"), place.rendezvous, group, false);
+    if (place.world > 1)
+        comm =
+            std::make_unique<Comm>("selftest", a.text("nccl-library", "libnccl.so.2"), place.rendezvous, group, false);
     output.write(start_record(nullptr, device, group, 0));
     return selftest(device, group, comm.get(), self, [&](const Json& record) { output.write(record); });
 }
@@ -207,11 +236,20 @@ int run_products(const Arguments& a) {
     while (std::getline(list, item, ',')) {
         GemmShape s;
         char more = 0;
-        if (std::sscanf(item.c_str(), "%dx%dx%d%c", &s.rows, &s.outer, &s.inner, &more) != 3 || s.rows < 1 || s.outer < 8 || s.inner < 8)
+        if (std::sscanf(item.c_str(), "%dx%dx%d%c", &s.rows, &s.outer, &s.inner, &more) != 3 || s.rows < 1 ||
+            s.outer < 8 || s.inner < 8)
             throw UsageError("--shapes takes ROWSxOUTERxINNER, not " + item);
         const ProductTimes t = product_ms(device, s);
-        std::printf("%s\n", Json().set("rows", s.rows).set("outer", s.outer).set("inner", s.inner).set("tuned_ms", t.tuned.median).set("first_choice_ms", t.first.median)
-                                    .set("tuned", to_json(t.tuned)).set("first_choice", to_json(t.first)).dump().c_str());
+        std::printf("%s\n", Json()
+                                .set("rows", s.rows)
+                                .set("outer", s.outer)
+                                .set("inner", s.inner)
+                                .set("tuned_ms", t.tuned.median)
+                                .set("first_choice_ms", t.first.median)
+                                .set("tuned", to_json(t.tuned))
+                                .set("first_choice", to_json(t.first))
+                                .dump()
+                                .c_str());
     }
     return 0;
 }

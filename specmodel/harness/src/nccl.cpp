@@ -32,7 +32,6 @@ struct Comm::Api {
     int (*get_unique_id)(UniqueId*) = nullptr;
     int (*comm_init_rank)(void**, int, UniqueId, int) = nullptr;
     int (*comm_destroy)(void*) = nullptr;
-    int (*comm_abort)(void*) = nullptr;
     int (*comm_get_async_error)(void*, int*) = nullptr;
     int (*all_reduce)(const void*, void*, std::size_t, int, int, void*, cudaStream_t) = nullptr;
     int (*all_gather)(const void*, void*, std::size_t, int, void*, cudaStream_t) = nullptr;
@@ -51,7 +50,6 @@ struct Comm::Api {
         find(get_unique_id, "ncclGetUniqueId");
         find(comm_init_rank, "ncclCommInitRank");
         find(comm_destroy, "ncclCommDestroy");
-        find(comm_abort, "ncclCommAbort");
         find(comm_get_async_error, "ncclCommGetAsyncError");
         find(all_reduce, "ncclAllReduce");
         find(all_gather, "ncclAllGather");
@@ -60,10 +58,12 @@ struct Comm::Api {
     }
 };
 
-Comm::Comm(const std::string& name, const std::string& library, const std::string& directory, HostGroup& group, bool allow_nvls) {
+Comm::Comm(const std::string& name, const std::string& library, const std::string& directory, HostGroup& group,
+           bool allow_nvls) {
     const bool asks_for_nvls = environment("NCCL_ALGO").find("NVLS") != std::string::npos;
     if (!allow_nvls && (environment("NCCL_NVLS_ENABLE") != "0" || asks_for_nvls))
-        throw Refused("NVLS is refused unless the job allows it: set NCCL_NVLS_ENABLE=0 and name no NVLS algorithm in NCCL_ALGO");
+        throw Refused(
+            "NVLS is refused unless the job allows it: set NCCL_NVLS_ENABLE=0 and name no NVLS algorithm in NCCL_ALGO");
     api_ = new Api(library);
     const std::string where = directory + "/nccl_id-" + name;
     UniqueId id{};
@@ -91,9 +91,11 @@ void Comm::check(int status, const char* call) const {
     if (status == 0 || status == in_progress) return;
     std::string text = std::string(call) + ": " + api_->get_error_string(status);
     if (const char* last = api_->get_last_error(comm_); last && *last) text += " (" + std::string(last) + ")";
-    // A setting that this machine cannot satisfy: NCCL 2.24 and later fail instead of falling back, some only at the first call.
+    // A setting that this machine cannot satisfy: NCCL 2.24 and later fail instead of falling back, some only at the
+    // first call.
     constexpr int invalid_usage = 5;
-    if (std::strcmp(call, "ncclCommInitRank") == 0 || status == invalid_usage) throw Refused("this NCCL setting does not start: " + text);
+    if (std::strcmp(call, "ncclCommInitRank") == 0 || status == invalid_usage)
+        throw Refused("this NCCL setting does not start: " + text);
     throw CallError(text);
 }
 

@@ -1,4 +1,5 @@
-// NCCL, loaded at run time: the binary builds and runs without it on one GPU. Only what is used of its stable C interface.
+// NCCL, loaded at run time: the binary builds and runs without it on one GPU. Only what is used of its stable C
+// interface.
 #pragma once
 
 #include <string>
@@ -10,9 +11,11 @@ namespace specmodel {
 
 class Comm {
 public:
-    // Sets nothing in the environment; refuses NVLS unless allowed (PROTOCOL.md). `name` tells the communicators of a run
-    // apart: one for captured work and one for direct calls, since mixing both on one costs ordering nodes in the graph.
-    Comm(const std::string& name, const std::string& library, const std::string& directory, HostGroup& group, bool allow_nvls);
+    // Sets nothing in the environment; refuses NVLS unless allowed (PROTOCOL.md). `name` tells the communicators of a
+    // run apart: one for captured work and one for direct calls, since mixing both on one costs ordering nodes in the
+    // graph.
+    Comm(const std::string& name, const std::string& library, const std::string& directory, HostGroup& group,
+         bool allow_nvls);
     Comm(const Comm&) = delete;
     Comm& operator=(const Comm&) = delete;
     ~Comm();

@@ -19,7 +19,7 @@ struct Flow {
     const Model& m;
     KvCache& cache;
     const Pass& p;
-    const bf16* delta = nullptr;          // the last block's result, not yet added to the residual
+    const bf16* delta = nullptr;  // the last block's result, not yet added to the residual
 
     Workspace& w() const { return e.workspace; }
     int rows() const { return p.total_rows(); }
@@ -50,7 +50,8 @@ struct Flow {
     void reduce() {
         delta = w().projected;
         if (!e.comm || p.part == Part::compute) return;
-        e.comm->all_reduce(w().projected, w().reduced, static_cast<std::size_t>(rows()) * m.shape.hidden_size, e.stream());
+        e.comm->all_reduce(w().projected, w().reduced, static_cast<std::size_t>(rows()) * m.shape.hidden_size,
+                           e.stream());
         delta = w().reduced;
     }
 
@@ -137,7 +138,8 @@ struct Flow {
             e.comm->all_gather(w().best, w().bests, static_cast<std::size_t>(head_rows), stream);
             bests = w().bests;
         }
-        argmax_final(p.predicted, p.predicted_stride, bests, bests == w().best ? 1 : m.world, head_rows, m.draft_to_target, stream);
+        argmax_final(p.predicted, p.predicted_stride, bests, bests == w().best ? 1 : m.world, head_rows,
+                     m.draft_to_target, stream);
     }
 };
 
@@ -147,7 +149,7 @@ void prepare_pass(Engine& e, const Model& m, const Pass& p, int head_rows) {
     const ModelShape& s = m.shape;
     Workspace& w = e.workspace;
     const int rows = p.total_rows();
-    auto prepare = [&](int outer, int inner, const bf16* x, bf16* y, bf16* Layer::*weights) {
+    auto prepare = [&](int outer, int inner, const bf16* x, bf16* y, bf16* Layer::* weights) {
         std::vector<const bf16*> all;
         for (const Layer& l : m.layers) all.push_back(l.*weights);
         e.gemm.prepare({rows, outer, inner}, x, y, all);
@@ -170,7 +172,8 @@ void run_model(Engine& e, const Model& m, KvCache& cache, const Pass& p) {
         if (flow.computes()) {
             bf16* copy = nullptr;
             for (int i = 0; i < 3 && p.hidden_states; ++i)
-                if (watched_layer(m, i) == static_cast<int>(l)) copy = p.hidden_states + static_cast<std::size_t>(i) * hidden;
+                if (watched_layer(m, i) == static_cast<int>(l))
+                    copy = p.hidden_states + static_cast<std::size_t>(i) * hidden;
             flow.norm(m.layers[l].input_norm, e.workspace.normed, hidden, copy, 3 * hidden);
         }
         flow.attention_block(l);
@@ -180,7 +183,8 @@ void run_model(Engine& e, const Model& m, KvCache& cache, const Pass& p) {
     flow.head(flow.rows());
 }
 
-void run_eagle3(Engine& e, const Model& m, KvCache& cache, const Pass& p, const bf16* target_hidden, const int* picked) {
+void run_eagle3(Engine& e, const Model& m, KvCache& cache, const Pass& p, const bf16* target_hidden,
+                const int* picked) {
     Flow flow{e, m, cache, p};
     Workspace& w = e.workspace;
     cudaStream_t stream = e.stream();
@@ -202,7 +206,8 @@ void run_eagle3(Engine& e, const Model& m, KvCache& cache, const Pass& p, const 
     if (p.rows > 1) {  // only the last accepted row of each sequence goes on
         add_rows(w.x, flow.delta, static_cast<std::size_t>(flow.rows()) * hidden, stream);
         gather_rows(w.embedded, w.x, picked, p.batch, p.rows, hidden, stream);
-        CUDA_CHECK(cudaMemcpyAsync(w.x, w.embedded, static_cast<std::size_t>(p.batch) * hidden * sizeof(bf16), cudaMemcpyDeviceToDevice, stream));
+        CUDA_CHECK(cudaMemcpyAsync(w.x, w.embedded, static_cast<std::size_t>(p.batch) * hidden * sizeof(bf16),
+                                   cudaMemcpyDeviceToDevice, stream));
         n.x = w.x;
         n.delta = nullptr;
         n.weight = m.final_norm;

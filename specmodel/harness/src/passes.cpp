@@ -10,12 +10,14 @@ namespace {
 // Lengths of all sequences equal to the context.
 void set_lengths(Bench& b, int batch, int context) {
     std::fill_n(b.lengths_host, batch, context);
-    CUDA_CHECK(cudaMemcpyAsync(b.lengths, b.lengths_host, static_cast<std::size_t>(batch) * sizeof(int), cudaMemcpyHostToDevice, b.device.stream()));
+    CUDA_CHECK(cudaMemcpyAsync(b.lengths, b.lengths_host, static_cast<std::size_t>(batch) * sizeof(int),
+                               cudaMemcpyHostToDevice, b.device.stream()));
 }
 
 }  // namespace
 
-Verifier::Verifier(Bench& bench, int batch, int rows, int context, bool captured, Part part) : b_(bench), context_(context), captured_(captured) {
+Verifier::Verifier(Bench& bench, int batch, int rows, int context, bool captured, Part part)
+    : b_(bench), context_(context), captured_(captured) {
     const Model& m = b_.target;
     pass_.batch = batch;
     pass_.rows = rows;
@@ -27,7 +29,8 @@ Verifier::Verifier(Bench& bench, int batch, int rows, int context, bool captured
     pass_.hidden_states = b_.hidden_states;
     pass_.part = part;
     set_lengths(b_, batch, context);
-    fill_tokens(b_.tokens, static_cast<std::size_t>(pass_.total_rows()), m.shape.vocab_size, b_.job.seed, b_.device.stream());
+    fill_tokens(b_.tokens, static_cast<std::size_t>(pass_.total_rows()), m.shape.vocab_size, b_.job.seed,
+                b_.device.stream());
     Engine e = b_.engine(captured);
     prepare_pass(e, m, pass_, pass_.total_rows());
     const bool routed = m.shape.num_experts > 0 && part != Part::comm;
@@ -65,7 +68,8 @@ std::vector<float> Verifier::outcome() {
     std::vector<float> values = download(b_.workspace.normed, rows * b_.target.shape.hidden_size);
     std::vector<int> predicted(rows);
     CUDA_CHECK(cudaMemcpy(predicted.data(), b_.predicted, rows * sizeof(int), cudaMemcpyDeviceToHost));
-    for (int token : predicted) values.push_back(static_cast<float>(token) / static_cast<float>(b_.target.shape.vocab_size));
+    for (int token : predicted)
+        values.push_back(static_cast<float>(token) / static_cast<float>(b_.target.shape.vocab_size));
     return values;
 }
 
@@ -142,9 +146,11 @@ Drafter::Drafter(Bench& bench, int batch, int steps, int context, bool captured,
         const bool eagle = m.fc_input > 0;
         prepare_pass(e, m, p, batch);
         if (eagle && step == 0)
-            b_.gemm.prepare({p.total_rows(), m.shape.hidden_size, m.fc_input}, p.rows > 1 ? b_.hidden_states : b_.picked_states, b_.workspace.x, {m.fc});
+            b_.gemm.prepare({p.total_rows(), m.shape.hidden_size, m.fc_input},
+                            p.rows > 1 ? b_.hidden_states : b_.picked_states, b_.workspace.x, {m.fc});
     }
-    fill_tokens(b_.tokens, static_cast<std::size_t>(batch) * (steps + 1), b_.target.shape.vocab_size, b_.job.seed, stream);
+    fill_tokens(b_.tokens, static_cast<std::size_t>(batch) * (steps + 1), b_.target.shape.vocab_size, b_.job.seed,
+                stream);
     for (int step = 0; step < steps; ++step) run_step(e, step);
     CUDA_CHECK(cudaStreamSynchronize(stream));
     if (!captured) return;
@@ -168,7 +174,8 @@ void Drafter::run_step(Engine& e, int step) {
     const bf16* states = nullptr;
     if (step == 0) {
         states = b_.hidden_states;
-        if (p.rows == 1) {  // only the last accepted row of each sequence; the pass before verified steps + 1 rows of each
+        if (p.rows ==
+            1) {  // only the last accepted row of each sequence; the pass before verified steps + 1 rows of each
             gather_rows(b_.picked_states, b_.hidden_states, b_.accepted, batch_, steps_ + 1, m.fc_input, e.stream());
             states = b_.picked_states;
         }

@@ -9,11 +9,20 @@ namespace {
 
 void add_reason(Json::Array& reasons, Disposition d, const Samples& s, double bound_ms) {
     switch (d) {
-        case Disposition::impossible: reasons.emplace_back("faster than the roofline bound of " + Json(bound_ms).dump() + " ms"); break;
-        case Disposition::throttled: reasons.emplace_back(Json(s.dropped).dump() + " samples ran under 97 % of the median SM clock"); break;
-        case Disposition::skewed: reasons.emplace_back("the ranks differ by " + Json(s.skew_median_ms).dump() + " ms"); break;
-        case Disposition::noisy: reasons.emplace_back("the half-width of the median was not reached"); break;
-        default: break;
+        case Disposition::impossible:
+            reasons.emplace_back("faster than the roofline bound of " + Json(bound_ms).dump() + " ms");
+            break;
+        case Disposition::throttled:
+            reasons.emplace_back(Json(s.dropped).dump() + " samples ran under 97 % of the median SM clock");
+            break;
+        case Disposition::skewed:
+            reasons.emplace_back("the ranks differ by " + Json(s.skew_median_ms).dump() + " ms");
+            break;
+        case Disposition::noisy:
+            reasons.emplace_back("the half-width of the median was not reached");
+            break;
+        default:
+            break;
     }
 }
 
@@ -25,7 +34,8 @@ Json clocks(const State& before, const State& after, const Samples& s) {
     std::sort(all.begin(), all.end());
     Json j;
     j.set("median_mhz", std::round(quantile(all, 0.5) * 10) / 10);
-    j.set("reasons_before", static_cast<double>(before.reasons)).set("reasons_after", static_cast<double>(after.reasons));
+    j.set("reasons_before", static_cast<double>(before.reasons))
+        .set("reasons_after", static_cast<double>(after.reasons));
     j.set("temperature_before", before.temperature).set("temperature_after", after.temperature);
     j.set("power_w_before", before.power_w).set("power_w_after", after.power_w);
     return j;
@@ -44,7 +54,8 @@ struct Outcome {
 };
 
 // What all points share: samples, summaries, clocks, disposition.
-void finish(Outcome& o, const Samples& s, bool with_host, double bound_ms, const State& before, const State& after, HostGroup& group) {
+void finish(Outcome& o, const Samples& s, bool with_host, double bound_ms, const State& before, const State& after,
+            HostGroup& group) {
     Judgement j;
     j.check_passed = group.all(o.checked);
     j.is_precise = s.precise;
@@ -58,7 +69,9 @@ void finish(Outcome& o, const Samples& s, bool with_host, double bound_ms, const
     o.record.set("disposition", name_of(d)).set("reasons", Json(o.reasons));
     Json samples;
     Json summary;
-    samples.set("gpu_ms", to_json(s.gpu_ms)).set("enqueue_ms", to_json(s.enqueue_ms)).set("sm_clock_mhz", rounded_clocks(s.sm_clock_mhz));
+    samples.set("gpu_ms", to_json(s.gpu_ms))
+        .set("enqueue_ms", to_json(s.enqueue_ms))
+        .set("sm_clock_mhz", rounded_clocks(s.sm_clock_mhz));
     summary.set("gpu_ms", to_json(s.gpu)).set("enqueue_ms", to_json(s.enqueue));
     if (with_host) {
         samples.set("host_ms", to_json(s.host_ms));
@@ -72,7 +85,10 @@ void finish(Outcome& o, const Samples& s, bool with_host, double bound_ms, const
 
 Json work_json(const Work& w, std::size_t kernels, double touched, double bound_ms) {
     Json j;
-    j.set("flops", w.flops).set("weight_bytes", w.weight_bytes).set("kv_bytes", w.kv_bytes).set("comm_bytes", w.comm_bytes);
+    j.set("flops", w.flops)
+        .set("weight_bytes", w.weight_bytes)
+        .set("kv_bytes", w.kv_bytes)
+        .set("comm_bytes", w.comm_bytes);
     j.set("kernels", kernels).set("experts_touched", touched).set("bound_ms", bound_ms);
     return j;
 }
@@ -85,7 +101,8 @@ Json measure_verify(Bench& b, const Point& p) {
     o.checked = pass.graph_equals_eager() && pass.finite() && b.gemm.worst_error() < 0.01;
     if (!pass.graph_equals_eager()) o.reasons.emplace_back("the captured pass does not repeat the direct one");
     if (!pass.finite()) o.reasons.emplace_back("a result is not finite");
-    if (b.gemm.worst_error() >= 0.01) o.reasons.emplace_back("a matrix product is off by more than 1 % of its reference");
+    if (b.gemm.worst_error() >= 0.01)
+        o.reasons.emplace_back("a matrix product is off by more than 1 % of its reference");
     std::uint64_t cycle = 0;
     Region region;
     region.enqueue = [&] { pass.enqueue(); };
@@ -96,7 +113,9 @@ Json measure_verify(Bench& b, const Point& p) {
     o.record.set("regime", "weights_cold").set("work", work_json(work, pass.kernels(), pass.experts_touched(), bound));
     finish(o, s, p.part != Part::comm, bound, before, b.device.state(), b.group);
     Json check;
-    check.set("graph_equals_eager", pass.graph_equals_eager()).set("finite", pass.finite()).set("max_relative_error", b.gemm.worst_error());
+    check.set("graph_equals_eager", pass.graph_equals_eager())
+        .set("finite", pass.finite())
+        .set("max_relative_error", b.gemm.worst_error());
     return o.record.set("check", check);
 }
 
@@ -138,7 +157,8 @@ Json measure_draft(Bench& b, const Point& p) {
     region.gated = p.cuda_graph;
     const State before = b.device.state();
     const Samples s = take_samples(b.device, b.group, region, p.limits);
-    if (p.cuda_graph && draft.can_launch_steps() && !p.graph_scope_cycle) o.record.set("steps", measure_steps(b, draft));
+    if (p.cuda_graph && draft.can_launch_steps() && !p.graph_scope_cycle)
+        o.record.set("steps", measure_steps(b, draft));
     o.record.set("regime", "after_verify").set("work", work_json(work, draft.kernels(), 0, bound));
     finish(o, s, false, bound, before, b.device.state(), b.group);
     return o.record.set("check", Json().set("max_relative_error", b.gemm.worst_error()));
@@ -147,7 +167,10 @@ Json measure_draft(Bench& b, const Point& p) {
 }  // namespace
 
 Json measure_allreduce(Bench& b, const Point& p) {
-    if (b.group.world() == 1) return Json().set("disposition", "not_measured").set("reasons", Json(Json::Array{Json("one rank has no all-reduce")}));
+    if (b.group.world() == 1)
+        return Json()
+            .set("disposition", "not_measured")
+            .set("reasons", Json(Json::Array{Json("one rank has no all-reduce")}));
     Outcome o;
     const auto count = static_cast<std::size_t>(p.size_bytes / sizeof(bf16));
     Comm& comm = p.in_graph ? *b.graph_comm : *b.eager_comm;
@@ -203,7 +226,9 @@ Json measure_allreduce(Bench& b, const Point& p) {
     const double bound = share * p.size_bytes / b.device.link_bytes_per_ms();
     Work work;
     work.comm_bytes = p.size_bytes;
-    o.record.set("regime", p.cold ? "cold" : "hot").set("operations", operations).set("work", work_json(work, graph ? graph.nodes() : 0, 0, bound));
+    o.record.set("regime", p.cold ? "cold" : "hot")
+        .set("operations", operations)
+        .set("work", work_json(work, graph ? graph.nodes() : 0, 0, bound));
     finish(o, s, !p.in_graph, bound, before, b.device.state(), b.group);
     return o.record.set("check", Json().set("max_relative_error", error));
 }
@@ -212,11 +237,16 @@ Json measure_point(Bench& b, const Point& p) {
     switch (p.kind) {
         case PointKind::verify:
             if (p.part != Part::all && b.group.world() == 1)
-                return Json().set("disposition", "not_measured").set("reasons", Json(Json::Array{Json("with one rank a pass has no parts")}));
+                return Json()
+                    .set("disposition", "not_measured")
+                    .set("reasons", Json(Json::Array{Json("with one rank a pass has no parts")}));
             return measure_verify(b, p);
-        case PointKind::draft: return measure_draft(b, p);
-        case PointKind::cycle: return measure_cycle(b, p);
-        case PointKind::allreduce: return measure_allreduce(b, p);
+        case PointKind::draft:
+            return measure_draft(b, p);
+        case PointKind::cycle:
+            return measure_cycle(b, p);
+        case PointKind::allreduce:
+            return measure_allreduce(b, p);
     }
     return {};
 }

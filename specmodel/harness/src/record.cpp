@@ -25,11 +25,14 @@ extern char** environ;
 namespace specmodel {
 namespace {
 
-std::string version_text(int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); }
+std::string version_text(int v) {
+    return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10);
+}
 
 // Only what changes a measurement; never the whole environment, which may hold secrets.
 Json environment() {
-    static constexpr std::array exact{"CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS"};
+    static constexpr std::array exact{"CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS",
+                                      "OMP_NUM_THREADS"};
     Json j{Json::Object{}};
     for (char** entry = environ; *entry; ++entry) {
         const std::string text = *entry;
@@ -53,16 +56,22 @@ Json host_facts() {
     uname(&kernel);
     double load = 0;
     std::ifstream("/proc/loadavg") >> load;
-    return j.set("cpu", cpu).set("cores", static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))).set("kernel", kernel.release).set("load_average", load);
+    return j.set("cpu", cpu)
+        .set("cores", static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)))
+        .set("kernel", kernel.release)
+        .set("load_average", load);
 }
 
 }  // namespace
 
 Output::Output(const std::string& path) : file_(std::fopen(path.c_str(), "wx")) {
-    if (!file_) throw UsageError("cannot create the output file (it must not exist): " + std::string(std::strerror(errno)));
+    if (!file_)
+        throw UsageError("cannot create the output file (it must not exist): " + std::string(std::strerror(errno)));
 }
 
-Output::~Output() { std::fclose(file_); }
+Output::~Output() {
+    std::fclose(file_);
+}
 
 void Output::write(const Json& record) {
     const std::string line = record.dump() + "\n";
@@ -78,7 +87,8 @@ Watchdog::Watchdog(Output& output, bool records_points) : output_(output), recor
             const std::lock_guard lock(mutex_);
             if (deadline_ms_ == 0 || clock_.ms() < deadline_ms_) continue;
             if (records_points_) {
-                record_.set("disposition", name_of(Disposition::timeout)).set("reasons", Json(Json::Array{Json("it did not end within its time limit")}));
+                record_.set("disposition", name_of(Disposition::timeout))
+                    .set("reasons", Json(Json::Array{Json("it did not end within its time limit")}));
                 output_.write(record_);
                 output_.write(Json().set("record", "end").set("exit_code", 124));
             }
@@ -117,8 +127,12 @@ Json version_facts() {
     int runtime = 0;
     CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
     Json j;
-    j.set("protocol", "specmodel.harness-points/1").set("cuda_runtime", version_text(runtime)).set("cublaslt", Gemm::version());
-    return j.set("compiler", SPECMODEL_COMPILER).set("flags", SPECMODEL_FLAGS).set("architectures", SPECMODEL_ARCHITECTURES);
+    j.set("protocol", "specmodel.harness-points/1")
+        .set("cuda_runtime", version_text(runtime))
+        .set("cublaslt", Gemm::version());
+    return j.set("compiler", SPECMODEL_COMPILER)
+        .set("flags", SPECMODEL_FLAGS)
+        .set("architectures", SPECMODEL_ARCHITECTURES);
 }
 
 Json start_record(const Bench* bench, Device& device, HostGroup& group, std::uint64_t seed) {
@@ -133,11 +147,21 @@ Json start_record(const Bench* bench, Device& device, HostGroup& group, std::uin
     const Json host = host_facts();
     if (host.find("load_average")->number() > 0.5 * host.find("cores")->number()) flags.emplace_back("load_high");
     Json j;
-    j.set("record", "start").set("protocol", "specmodel.harness-points/1").set("rank", group.rank()).set("world", group.world());
-    j.set("seed", static_cast<std::int64_t>(seed)).set("started", now_utc()).set("software", software).set("device", facts);
+    j.set("record", "start")
+        .set("protocol", "specmodel.harness-points/1")
+        .set("rank", group.rank())
+        .set("world", group.world());
+    j.set("seed", static_cast<std::int64_t>(seed))
+        .set("started", now_utc())
+        .set("software", software)
+        .set("device", facts);
     if (bench)
-        j.set("measured", Json().set("copy_bytes_per_ms", bench->copy_bytes_per_ms).set("gemm_flops_per_ms", bench->gemm_flops_per_ms));
-    j.set("host", host).set("overhead", Json().set("event_pair_ms", event_pair_ms(device)).set("empty_graph_ms", empty_graph_ms(device)));
+        j.set("measured", Json()
+                              .set("copy_bytes_per_ms", bench->copy_bytes_per_ms)
+                              .set("gemm_flops_per_ms", bench->gemm_flops_per_ms));
+    j.set("host", host)
+        .set("overhead",
+             Json().set("event_pair_ms", event_pair_ms(device)).set("empty_graph_ms", empty_graph_ms(device)));
     if (bench) {
         std::size_t free_bytes = 0;
         std::size_t total_bytes = 0;

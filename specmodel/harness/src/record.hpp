@@ -25,8 +25,8 @@ private:
     std::FILE* file_ = nullptr;
 };
 
-// Ends the process with exit code 124 when a step takes too long: a hung collective cannot be cancelled from outside its
-// thread. Writes the point's record first.
+// Ends the process with exit code 124 when a step takes too long: a hung collective cannot be cancelled from outside
+// its thread. Writes the point's record first.
 class Watchdog {
 public:
     explicit Watchdog(Output& output, bool records_points);
@@ -41,7 +41,7 @@ private:
     Output& output_;
     bool records_points_;
     std::mutex mutex_;
-    double deadline_ms_ = 0;              // 0: nothing is watched
+    double deadline_ms_ = 0;  // 0: nothing is watched
     Json record_;
     Stopwatch clock_;
     std::atomic<bool> stop_{false};

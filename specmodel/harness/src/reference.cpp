@@ -28,7 +28,8 @@ Rows norm(const Rows& x, const bf16* weight, std::size_t width, double epsilon) 
         double squares = 0;
         for (std::size_t i = 0; i < width; ++i) squares += static_cast<double>(x[r * width + i]) * x[r * width + i];
         const double inverse = 1.0 / std::sqrt(squares / static_cast<double>(width) + epsilon);
-        for (std::size_t i = 0; i < width; ++i) y[r * width + i] = static_cast<float>(x[r * width + i] * inverse * w[i]);
+        for (std::size_t i = 0; i < width; ++i)
+            y[r * width + i] = static_cast<float>(x[r * width + i] * inverse * w[i]);
     }
     return y;
 }
@@ -37,7 +38,9 @@ void add(Rows& to, const Rows& from) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
 }
 
-float silu(float x) { return x / (1.0F + std::exp(-x)); }
+float silu(float x) {
+    return x / (1.0F + std::exp(-x));
+}
 
 void rotate(float* head, int dim, int position, double theta) {
     for (int i = 0; i < dim / 2; ++i) {
@@ -49,10 +52,12 @@ void rotate(float* head, int dim, int position, double theta) {
     }
 }
 
-Rows attention(const Model& m, const Layer& l, const KvCache& cache, std::size_t layer, const Pass& p, const std::vector<int>& lengths, const Rows& input) {
+Rows attention(const Model& m, const Layer& l, const KvCache& cache, std::size_t layer, const Pass& p,
+               const std::vector<int>& lengths, const Rows& input) {
     const int dim = m.shape.head_dim;
     const int all = m.heads + 2 * m.kv_heads;
-    Rows qkv = product(input, download(l.qkv, static_cast<std::size_t>(all) * dim * m.qkv_input), static_cast<std::size_t>(all) * dim, m.qkv_input);
+    Rows qkv = product(input, download(l.qkv, static_cast<std::size_t>(all) * dim * m.qkv_input),
+                       static_cast<std::size_t>(all) * dim, m.qkv_input);
     const std::size_t count = static_cast<std::size_t>(p.batch) * m.kv_heads * p.capacity * dim;
     const Rows keys = download(cache.keys[layer], count);
     const Rows values = download(cache.values[layer], count);
@@ -78,7 +83,9 @@ Rows attention(const Model& m, const Layer& l, const KvCache& cache, std::size_t
             const float* query = qkv.data() + (static_cast<std::size_t>(r) * all + h) * dim;
             // Token t of this sequence: from the cache, or from the new rows.
             auto at = [&](int t, bool value) -> const float* {
-                if (t < past) return (value ? values : keys).data() + ((static_cast<std::size_t>(sequence) * m.kv_heads + kv_head) * p.capacity + t) * dim;
+                if (t < past)
+                    return (value ? values : keys).data() +
+                           ((static_cast<std::size_t>(sequence) * m.kv_heads + kv_head) * p.capacity + t) * dim;
                 const int column = m.heads + (value ? m.kv_heads : 0) + kv_head;
                 return qkv.data() + (static_cast<std::size_t>(sequence * p.rows + t - past) * all + column) * dim;
             };
@@ -100,11 +107,13 @@ Rows attention(const Model& m, const Layer& l, const KvCache& cache, std::size_t
             }
         }
     }
-    return product(out, download(l.output, static_cast<std::size_t>(m.shape.hidden_size) * m.heads * dim), m.shape.hidden_size, static_cast<std::size_t>(m.heads) * dim);
+    return product(out, download(l.output, static_cast<std::size_t>(m.shape.hidden_size) * m.heads * dim),
+                   m.shape.hidden_size, static_cast<std::size_t>(m.heads) * dim);
 }
 
 // gate, up: rows of the two matrices; down [hidden, size].
-Rows gated(const Rows& x, const Rows& gate_weights, const Rows& up_weights, const Rows& down, std::size_t hidden, std::size_t size) {
+Rows gated(const Rows& x, const Rows& gate_weights, const Rows& up_weights, const Rows& down, std::size_t hidden,
+           std::size_t size) {
     Rows gate = product(x, gate_weights, size, hidden);
     const Rows up = product(x, up_weights, size, hidden);
     for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = silu(gate[i]) * up[i];
@@ -130,7 +139,8 @@ Rows experts(const Model& m, const Layer& l, const Rows& x, const std::vector<in
         std::sort(sorted.begin(), sorted.end(), std::greater<>());
         double chosen_total = 0;
         for (std::size_t k = 0; k < top; ++k) chosen_total += score[chosen[r * top + k]];
-        const Rows row(x.begin() + static_cast<std::ptrdiff_t>(r * hidden), x.begin() + static_cast<std::ptrdiff_t>((r + 1) * hidden));
+        const Rows row(x.begin() + static_cast<std::ptrdiff_t>(r * hidden),
+                       x.begin() + static_cast<std::ptrdiff_t>((r + 1) * hidden));
         for (std::size_t k = 0; k < top; ++k) {
             const auto e = static_cast<std::size_t>(chosen[r * top + k]);
             const bool is_top = score[e] >= 0.97F * sorted[top - 1];
@@ -141,9 +151,11 @@ Rows experts(const Model& m, const Layer& l, const Rows& x, const std::vector<in
                 Rows& to = i % 16 < 8 ? gate : up;
                 to.insert(to.end(), from, from + static_cast<std::ptrdiff_t>(hidden));
             }
-            const Rows down(downs.begin() + static_cast<std::ptrdiff_t>(e * hidden * size), downs.begin() + static_cast<std::ptrdiff_t>((e + 1) * hidden * size));
+            const Rows down(downs.begin() + static_cast<std::ptrdiff_t>(e * hidden * size),
+                            downs.begin() + static_cast<std::ptrdiff_t>((e + 1) * hidden * size));
             const Rows y = gated(row, gate, up, down, hidden, size);
-            const double weight = is_top ? score[e] / (s.norm_topk_prob ? chosen_total : total) : std::numeric_limits<double>::quiet_NaN();
+            const double weight = is_top ? score[e] / (s.norm_topk_prob ? chosen_total : total)
+                                         : std::numeric_limits<double>::quiet_NaN();
             for (std::size_t i = 0; i < hidden; ++i) out[r * hidden + i] += static_cast<float>(weight * y[i]);
         }
     }
@@ -155,7 +167,8 @@ Rows mlp(const Model& m, const Layer& l, const Rows& x, const std::vector<int>& 
     const auto size = static_cast<std::size_t>(m.size);
     Rows out(x.size(), 0.0F);
     if (size > 0)
-        out = gated(x, download(l.gate_up, size * hidden), download(l.gate_up + size * hidden, size * hidden), download(l.down, size * hidden), hidden, size);
+        out = gated(x, download(l.gate_up, size * hidden), download(l.gate_up + size * hidden, size * hidden),
+                    download(l.down, size * hidden), hidden, size);
     if (m.shape.num_experts > 0) add(out, experts(m, l, x, chosen));
     return out;
 }
@@ -182,8 +195,8 @@ Rows reference_product(const Rows& x, const bf16* weights, int outer, int inner)
     return product(x, download(weights, static_cast<std::size_t>(outer) * inner), outer, inner);
 }
 
-ReferenceResult reference_model(const Model& m, const KvCache& cache, const Pass& p, const std::vector<int>& lengths, const std::vector<int>& tokens,
-                                const std::vector<int>& chosen) {
+ReferenceResult reference_model(const Model& m, const KvCache& cache, const Pass& p, const std::vector<int>& lengths,
+                                const std::vector<int>& tokens, const std::vector<int>& chosen) {
     const auto hidden = static_cast<std::size_t>(m.shape.hidden_size);
     ReferenceResult result;
     Rows& x = result.residual;
@@ -197,8 +210,8 @@ ReferenceResult reference_model(const Model& m, const KvCache& cache, const Pass
     return result;
 }
 
-ReferenceResult reference_eagle3(const Model& m, const KvCache& cache, const Pass& p, const std::vector<int>& lengths, const std::vector<int>& tokens,
-                                 const Rows& hidden_state) {
+ReferenceResult reference_eagle3(const Model& m, const KvCache& cache, const Pass& p, const std::vector<int>& lengths,
+                                 const std::vector<int>& tokens, const Rows& hidden_state) {
     const auto hidden = static_cast<std::size_t>(m.shape.hidden_size);
     const double epsilon = m.shape.rms_norm_eps;
     const Layer& l = m.layers.front();
@@ -210,7 +223,8 @@ ReferenceResult reference_eagle3(const Model& m, const KvCache& cache, const Pas
     Rows input;
     for (std::size_t r = 0; r < x.size() / hidden; ++r)
         for (const Rows* half : {&left, &right})
-            input.insert(input.end(), half->begin() + static_cast<std::ptrdiff_t>(r * hidden), half->begin() + static_cast<std::ptrdiff_t>((r + 1) * hidden));
+            input.insert(input.end(), half->begin() + static_cast<std::ptrdiff_t>(r * hidden),
+                         half->begin() + static_cast<std::ptrdiff_t>((r + 1) * hidden));
     add(x, attention(m, l, cache, 0, p, lengths, input));
     add(x, mlp(m, l, norm(x, l.mlp_norm, hidden, epsilon), {}));
     finish(m, result);

@@ -168,7 +168,8 @@ ProductTimes product_ms(Device& device, const GemmShape& shape) {
     for (std::size_t i = 0; i < copies; ++i) w.push_back(random(arena, weights, 0.02F, device));
     Gemm gemm(device.stream(), GemmOptions{});
     gemm.prepare(shape, x, y, w);
-    // A rest before every sample: products alone draw more power than the card may, and a comparison needs equal clocks.
+    // A rest before every sample: products alone draw more power than the card may, and a comparison needs equal
+    // clocks.
     auto rest = [] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); };
     ProductTimes times;
     for (bool first : {false, true}) {
@@ -178,7 +179,8 @@ ProductTimes product_ms(Device& device, const GemmShape& shape) {
         };
         all();
         const Graph graph = Graph::capture(device.stream(), all);
-        const Summary s = times_of(device, 40, [&] { graph.launch(device.stream()); }, rest, static_cast<double>(copies));
+        const Summary s =
+            times_of(device, 40, [&] { graph.launch(device.stream()); }, rest, static_cast<double>(copies));
         (first ? times.first : times.tuned) = s;
     }
     return times;

@@ -5,8 +5,8 @@
 
 namespace specmodel {
 
-double copy_bytes_per_ms(Device& device, std::size_t bytes);            // device to device, read plus written
-double gemm_flops_per_ms(Device& device, int size);                     // size^3 in bf16, random data
+double copy_bytes_per_ms(Device& device, std::size_t bytes);  // device to device, read plus written
+double gemm_flops_per_ms(Device& device, int size);           // size^3 in bf16, random data
 // Attention over a large cache, and routed experts of which nearly all are touched: bytes that must be read, per ms.
 double attention_bytes_per_ms(Device& device, int rows_per_sequence);
 double expert_bytes_per_ms(Device& device, int rows);
@@ -15,8 +15,8 @@ double read_ms(Device& device, std::size_t bytes, bool flushed);
 double event_pair_ms(Device& device);
 double empty_graph_ms(Device& device);
 struct ProductTimes {
-    Summary tuned;                        // with the measured choice of algorithm
-    Summary first;                        // with the library's first choice
+    Summary tuned;  // with the measured choice of algorithm
+    Summary first;  // with the library's first choice
 };
 // One product of that shape with cold weights: as many copies in turn as exceed the L2 cache five times.
 ProductTimes product_ms(Device& device, const GemmShape& shape);

@@ -1,4 +1,5 @@
-// The sampling loop: gated samples by GPU events, in turn with round trips by the host's clock, until the median is known.
+// The sampling loop: gated samples by GPU events, in turn with round trips by the host's clock, until the median is
+// known.
 #include <algorithm>
 
 #include "bench.hpp"
@@ -35,7 +36,8 @@ struct Sampler {
             group.barrier();
         }
         device.stamp(0);
-        if (!region.gated) CUDA_CHECK(cudaStreamSynchronize(stream));  // launch gaps are part of the work, the stamp is not
+        if (!region.gated)
+            CUDA_CHECK(cudaStreamSynchronize(stream));  // launch gaps are part of the work, the stamp is not
         const Stopwatch host;
         first.record(stream);
         const Stopwatch launching;
@@ -70,7 +72,8 @@ struct Sampler {
 
 }  // namespace
 
-void pace_together(Device& device, HostGroup& group, double share, double each_ms, bool begins, const std::function<void(int)>& settle) {
+void pace_together(Device& device, HostGroup& group, double share, double each_ms, bool begins,
+                   const std::function<void(int)>& settle) {
     const bool waited = device.pace(share, begins);
     if (!group.all(!waited)) settle(std::max(1, static_cast<int>(settle_ms / each_ms)));
 }
@@ -104,7 +107,8 @@ Samples take_samples(Device& device, HostGroup& group, const Region& region, con
         sampler.clock_mhz.clear();
         for (int i = 0; i < chunk; ++i) {
             if (since_look++ >= burst) {
-                pace_together(device, group, limits.power_share, region.round_trip ? each_ms / 2 : each_ms, s.gpu_ms.empty(), settle);
+                pace_together(device, group, limits.power_share, region.round_trip ? each_ms / 2 : each_ms,
+                              s.gpu_ms.empty(), settle);
                 since_look = 1;
             }
             sampler.by_gpu(true);
@@ -141,7 +145,12 @@ Samples take_samples(Device& device, HostGroup& group, const Region& region, con
 
 Json to_json(const Summary& s) {
     Json j;
-    j.set("median", s.median).set("half_width", s.half_width).set("low", s.low).set("high", s.high).set("q1", s.q1).set("q3", s.q3);
+    j.set("median", s.median)
+        .set("half_width", s.half_width)
+        .set("low", s.low)
+        .set("high", s.high)
+        .set("q1", s.q1)
+        .set("q3", s.q3);
     j.set("sd", s.sd).set("cv", s.cv).set("samples", s.samples).set("p95", s.p95).set("p99", s.p99);
     return j;
 }

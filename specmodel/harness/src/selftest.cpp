@@ -19,11 +19,14 @@ class Table {
 public:
     Table(const std::function<void(const Json&)>& write, bool speaks) : write_(write), speaks_(speaks) {}
 
-    void add(const std::string& item, const std::string& name, bool passed, double measured, double expected, const std::string& unit, const std::string& text) {
+    void add(const std::string& item, const std::string& name, bool passed, double measured, double expected,
+             const std::string& unit, const std::string& text) {
         row(item, name, passed ? "passed" : "failed", measured, expected, unit, text);
         failed_ += passed ? 0 : 1;
     }
-    void not_run(const std::string& item, const std::string& name, const std::string& why) { row(item, name, "not_run", not_a_number, not_a_number, "", why); }
+    void not_run(const std::string& item, const std::string& name, const std::string& why) {
+        row(item, name, "not_run", not_a_number, not_a_number, "", why);
+    }
     int failed() const { return failed_; }
 
 private:
@@ -31,41 +34,51 @@ private:
     bool speaks_;
     int failed_ = 0;
 
-    void row(const std::string& item, const std::string& name, const char* disposition, double measured, double expected, const std::string& unit,
-             const std::string& text) {
+    void row(const std::string& item, const std::string& name, const char* disposition, double measured,
+             double expected, const std::string& unit, const std::string& text) {
         Json j;
-        j.set("record", "selftest").set("item", item).set("name", name).set("disposition", disposition).set("measured", measured);
+        j.set("record", "selftest")
+            .set("item", item)
+            .set("name", name)
+            .set("disposition", disposition)
+            .set("measured", measured);
         j.set("expected", expected).set("unit", unit).set("text", text);
         if (!speaks_) return;
         write_(j);
-        std::printf("%-3s %-34s %-8s %12.5g %12.5g  %-10s %s\n", item.c_str(), name.c_str(), disposition, measured, expected, unit.c_str(), text.c_str());
+        std::printf("%-3s %-34s %-8s %12.5g %12.5g  %-10s %s\n", item.c_str(), name.c_str(), disposition, measured,
+                    expected, unit.c_str(), text.c_str());
         std::fflush(stdout);
     }
 };
 
-// 1: roofs, and how near the memory-bound kernels come to them. Known values are of this very part; another card is held to
-// its datasheet's bandwidth.
+// 1: roofs, and how near the memory-bound kernels come to them. Known values are of this very part; another card is
+// held to its datasheet's bandwidth.
 void roofs(Table& t, Device& device) {
     const bool h200 = std::string(device.properties().name) == "NVIDIA H200";
     const std::size_t bytes = std::min<std::size_t>(std::size_t{4} << 30U, device.properties().totalGlobalMem / 8);
     const double copy = copy_bytes_per_ms(device, bytes);
     const double peak = device.peak_bandwidth_bytes_per_ms();
     const double known = h200 ? 4.3e9 : 0.85 * peak;
-    t.add("1a", "copy bandwidth", copy > 0.95 * known && copy <= peak, copy / 1e9, known / 1e9, "TB/s", "read + written, peak " + Json(peak / 1e9).dump());
+    t.add("1a", "copy bandwidth", copy > 0.95 * known && copy <= peak, copy / 1e9, known / 1e9, "TB/s",
+          "read + written, peak " + Json(peak / 1e9).dump());
     if (device.properties().totalGlobalMem > (std::size_t{16} << 30U)) {
         // No load for a while: the product is to run before the card's power limit lowers the clocks
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
         const double rate = gemm_flops_per_ms(device, 8192);
-        t.add("1b", "8192^3 bf16 product, random data", h200 ? rate > 7.3e11 && rate < 8.6e11 : rate < device.peak_flops_per_ms(), rate / 1e9, h200 ? 785 : device.peak_flops_per_ms() / 1e9,
-              "TFLOP/s", h200 ? "known: 770-800 under load, more from rest" : "at most the datasheet's");
+        t.add("1b", "8192^3 bf16 product, random data",
+              h200 ? rate > 7.3e11 && rate < 8.6e11 : rate < device.peak_flops_per_ms(), rate / 1e9,
+              h200 ? 785 : device.peak_flops_per_ms() / 1e9, "TFLOP/s",
+              h200 ? "known: 770-800 under load, more from rest" : "at most the datasheet's");
     }
     for (int rows : {1, 5, 11}) {
         const double share = attention_bytes_per_ms(device, rows) / copy;
-        t.add("1c", "attention, " + std::to_string(rows) + " rows, of copy bandwidth", share >= 0.7 && share < 1.1, share, 0.7, "share", "16 x 8k tokens, 32/8 heads; at least 0.7");
+        t.add("1c", "attention, " + std::to_string(rows) + " rows, of copy bandwidth", share >= 0.7 && share < 1.1,
+              share, 0.7, "share", "16 x 8k tokens, 32/8 heads; at least 0.7");
     }
     for (int rows : {16, 64}) {
         const double share = expert_bytes_per_ms(device, rows) / copy;
-        t.add("1d", "experts, " + std::to_string(rows) + " rows, of copy bandwidth", share >= 0.7 && share < 1.1, share, 0.7, "share", "8 of 128, 2048 x 768; at least 0.7");
+        t.add("1d", "experts, " + std::to_string(rows) + " rows, of copy bandwidth", share >= 0.7 && share < 1.1, share,
+              0.7, "share", "8 of 128, 2048 x 768; at least 0.7");
     }
 }
 
@@ -125,7 +138,8 @@ void injected_delay(Table& t, Device& device, HostGroup& group, Comm* comm) {
         least[late] = summarize(fastest).median;
     }
     const double more = most[1] - most[0];
-    t.add("3", name, std::fabs(more - 0.1) < 0.02 && std::fabs(least[1] - least[0]) < 0.02, more, 0.1, "ms", "min moved by " + Json(least[1] - least[0]).dump() + " ms");
+    t.add("3", name, std::fabs(more - 0.1) < 0.02 && std::fabs(least[1] - least[0]) < 0.02, more, 0.1, "ms",
+          "min moved by " + Json(least[1] - least[0]).dump() + " ms");
 }
 
 void hot_and_cold(Table& t, Device& device) {
@@ -135,8 +149,8 @@ void hot_and_cold(Table& t, Device& device) {
     t.add("4b", "2 GB read, cold over hot", std::fabs(large - 1) < 0.03, large, 1, "ratio", "must agree within 3 %");
 }
 
-// 5: eager launches of empty kernels cost their launch, one by one; a graph of them does not. What an eager launch costs is
-// measured on another number of kernels.
+// 5: eager launches of empty kernels cost their launch, one by one; a graph of them does not. What an eager launch
+// costs is measured on another number of kernels.
 void launch_gaps(Table& t, Device& device) {
     cudaStream_t stream = device.stream();
     auto eager_ms = [&](int kernels) {
@@ -166,8 +180,8 @@ void launch_gaps(Table& t, Device& device) {
     const double once = eager_ms(1) - launch;  // what a synchronisation costs, whatever was queued
     const double gap = eager_ms(100) - in_graph;
     const double expected = once + 100 * launch - in_graph;
-    t.add("5", "100 empty kernels, eager minus graph", std::fabs(gap - expected) < 0.15 * (100 * launch), gap, expected, "ms",
-          "launch " + Json(launch).dump() + " ms, graph " + Json(in_graph).dump() + " ms");
+    t.add("5", "100 empty kernels, eager minus graph", std::fabs(gap - expected) < 0.15 * (100 * launch), gap, expected,
+          "ms", "launch " + Json(launch).dump() + " ms, graph " + Json(in_graph).dump() + " ms");
 }
 
 void same_twice(Table& t, Device& device, HostGroup& group) {
@@ -220,7 +234,8 @@ void sanitizer(Table& t, const std::string& self) {
         std::array<char, 1024> line{};
         while (std::fgets(line.data(), line.size(), pipe)) {
             const std::string text = line.data();
-            if (const auto at = text.find("SUMMARY"); at != std::string::npos) summary = text.substr(at, text.find('\n') - at);
+            if (const auto at = text.find("SUMMARY"); at != std::string::npos)
+                summary = text.substr(at, text.find('\n') - at);
         }
         const int status = pclose(pipe);
         t.add("8", name, status == 0, status == 0 ? 0 : 1, 0, "failures", summary);
@@ -229,7 +244,8 @@ void sanitizer(Table& t, const std::string& self) {
 
 }  // namespace
 
-int selftest(Device& device, HostGroup& group, Comm* comm, const std::string& self, const std::function<void(const Json&)>& write) {
+int selftest(Device& device, HostGroup& group, Comm* comm, const std::string& self,
+             const std::function<void(const Json&)>& write) {
     Table t(write, group.rank() == 0);
     if (group.rank() == 0) std::printf("%-3s %-34s %-8s %12s %12s\n", "", "self-test", "", "measured", "expected");
     warm_up(device, 1000);
@@ -240,7 +256,9 @@ int selftest(Device& device, HostGroup& group, Comm* comm, const std::string& se
     launch_gaps(t, device);
     same_twice(t, device, group);
     const bool found = !find_program("all_reduce_perf").empty();
-    t.not_run("7", "cross-check with nccl-tests", found ? "all_reduce_perf is there: run it with one process a GPU and compare" : "all_reduce_perf is not on the PATH");
+    t.not_run("7", "cross-check with nccl-tests",
+              found ? "all_reduce_perf is there: run it with one process a GPU and compare"
+                    : "all_reduce_perf is not on the PATH");
     if (group.world() == 1)
         sanitizer(t, self);
     else

@@ -9,6 +9,7 @@
 namespace specmodel {
 
 // Returns the exit code: 0 unless an item failed. `comm` is null with one rank; `self` is the path of this binary.
-int selftest(Device& device, HostGroup& group, Comm* comm, const std::string& self, const std::function<void(const Json&)>& write);
+int selftest(Device& device, HostGroup& group, Comm* comm, const std::string& self,
+             const std::function<void(const Json&)>& write);
 
 }  // namespace specmodel

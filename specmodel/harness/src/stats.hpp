@@ -47,15 +47,15 @@ inline std::size_t median_interval_rank(std::size_t n, double level = 0.95) {
 struct Summary {
     std::size_t samples = 0;
     double median = not_a_number;
-    double low = not_a_number;           // 95 % interval of the median
+    double low = not_a_number;  // 95 % interval of the median
     double high = not_a_number;
-    double half_width = infinite;        // (high - low) / 2; infinite under 6 samples
+    double half_width = infinite;  // (high - low) / 2; infinite under 6 samples
     double q1 = not_a_number;
     double q3 = not_a_number;
     double sd = not_a_number;
     double cv = not_a_number;
-    double p95 = not_a_number;           // only with at least 100 samples
-    double p99 = not_a_number;           // only with at least 500 samples
+    double p95 = not_a_number;  // only with at least 100 samples
+    double p99 = not_a_number;  // only with at least 500 samples
     double total = 0.0;
 };
 
@@ -110,7 +110,8 @@ inline std::vector<double> skew_over_ranks(const std::vector<std::vector<double>
 
 // Which samples ran at full clock: on every rank at least `fraction` of that rank's median clock.
 // A clock that could not be read (0 or NaN) drops nothing.
-inline std::vector<char> keep_by_clock(const std::vector<std::vector<double>>& clocks_mhz, std::size_t count, double fraction = 0.97) {
+inline std::vector<char> keep_by_clock(const std::vector<std::vector<double>>& clocks_mhz, std::size_t count,
+                                       double fraction = 0.97) {
     std::vector<char> keep(count, 1);
     for (const auto& rank : clocks_mhz) {
         std::vector<double> known;
@@ -138,12 +139,12 @@ struct Limits {
     int max_samples = 2000;
     double min_ms = 500;
     double max_ms = 15000;
-    double half_width = 0.005;            // of the median
+    double half_width = 0.005;  // of the median
     double half_width_floor_ms = 0.0002;
     int warmup_samples = 3;
     double warmup_ms = 1000;
     double timeout_ms = 120000;
-    double power_share = 0.8;             // pause while the mean power is above this share of the card's limit; 0: never
+    double power_share = 0.8;  // pause while the mean power is above this share of the card's limit; 0: never
 };
 
 inline bool precise(const Summary& s, const Limits& limits) {
@@ -153,23 +154,45 @@ inline bool precise(const Summary& s, const Limits& limits) {
 // `elapsed_ms` is the whole time spent on the series, gaps included; `repeats` operations make one sample of `s`.
 inline bool enough(const Summary& s, const Limits& limits, double elapsed_ms, double repeats = 1.0) {
     if (s.samples >= static_cast<std::size_t>(limits.max_samples) || elapsed_ms >= limits.max_ms) return true;
-    return s.samples >= static_cast<std::size_t>(limits.min_samples) && s.total * repeats >= limits.min_ms && precise(s, limits);
+    return s.samples >= static_cast<std::size_t>(limits.min_samples) && s.total * repeats >= limits.min_ms &&
+           precise(s, limits);
 }
 
-enum class Disposition { ok, noisy, throttled, skewed, wrong, impossible, not_supported, timeout, not_run, not_measured };
+enum class Disposition {
+    ok,
+    noisy,
+    throttled,
+    skewed,
+    wrong,
+    impossible,
+    not_supported,
+    timeout,
+    not_run,
+    not_measured
+};
 
 inline const char* name_of(Disposition d) {
     switch (d) {
-        case Disposition::ok: return "ok";
-        case Disposition::noisy: return "noisy";
-        case Disposition::throttled: return "throttled";
-        case Disposition::skewed: return "skewed";
-        case Disposition::wrong: return "wrong";
-        case Disposition::impossible: return "impossible";
-        case Disposition::not_supported: return "not_supported";
-        case Disposition::timeout: return "timeout";
-        case Disposition::not_run: return "not_run";
-        case Disposition::not_measured: return "not_measured";
+        case Disposition::ok:
+            return "ok";
+        case Disposition::noisy:
+            return "noisy";
+        case Disposition::throttled:
+            return "throttled";
+        case Disposition::skewed:
+            return "skewed";
+        case Disposition::wrong:
+            return "wrong";
+        case Disposition::impossible:
+            return "impossible";
+        case Disposition::not_supported:
+            return "not_supported";
+        case Disposition::timeout:
+            return "timeout";
+        case Disposition::not_run:
+            return "not_run";
+        case Disposition::not_measured:
+            return "not_measured";
     }
     return "not_run";
 }
@@ -179,8 +202,8 @@ struct Judgement {
     bool check_passed = true;
     bool is_precise = true;
     double median_ms = 0;
-    double bound_ms = 0;                  // no machine is faster than this; 0: unknown
-    double dropped_share = 0;             // of samples, by clock
+    double bound_ms = 0;       // no machine is faster than this; 0: unknown
+    double dropped_share = 0;  // of samples, by clock
     double skew_median_ms = 0;
 };
 

@@ -7,7 +7,9 @@ namespace specmodel {
 
 class Stopwatch {
 public:
-    double ms() const { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count(); }
+    double ms() const {
+        return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+    }
     void restart() { start_ = std::chrono::steady_clock::now(); }
 
 private:

@@ -14,36 +14,58 @@ public:
 
     // Rows [row_offset, row_offset + rows) and columns [column_offset, column_offset + columns) of a whole matrix with
     // `inner` columns.
-    bf16* weights(std::size_t rows, std::size_t columns, std::size_t inner, std::size_t row_offset = 0, std::size_t column_offset = 0) {
+    bf16* weights(std::size_t rows, std::size_t columns, std::size_t inner, std::size_t row_offset = 0,
+                  std::size_t column_offset = 0) {
         auto* out = m_.arena.array<bf16>(rows * columns);
         part(out, rows, columns, inner, row_offset, column_offset);
         m_.weight_bytes += 2.0 * static_cast<double>(rows) * static_cast<double>(columns);
         return out;
     }
 
-    void part(bf16* out, std::size_t rows, std::size_t columns, std::size_t inner, std::size_t row_offset, std::size_t column_offset) {
-        const Fill fill{.rows = rows, .columns = columns, .global_columns = inner, .row_offset = row_offset, .column_offset = column_offset,
-                        .seed = next(), .scale = 1.0F / std::sqrt(static_cast<float>(inner)), .mean = 0.0F};
+    void part(bf16* out, std::size_t rows, std::size_t columns, std::size_t inner, std::size_t row_offset,
+              std::size_t column_offset) {
+        const Fill fill{.rows = rows,
+                        .columns = columns,
+                        .global_columns = inner,
+                        .row_offset = row_offset,
+                        .column_offset = column_offset,
+                        .seed = next(),
+                        .scale = 1.0F / std::sqrt(static_cast<float>(inner)),
+                        .mean = 0.0F};
         fill_normal(out, fill, stream_);
     }
 
     void part_again(bf16* out, std::size_t rows, std::size_t columns, std::size_t inner, std::size_t row_offset) {
-        const Fill fill{.rows = rows, .columns = columns, .global_columns = inner, .row_offset = row_offset, .column_offset = 0,
-                        .seed = seed_ * 65536 + tensor_, .scale = 1.0F / std::sqrt(static_cast<float>(inner)), .mean = 0.0F};
+        const Fill fill{.rows = rows,
+                        .columns = columns,
+                        .global_columns = inner,
+                        .row_offset = row_offset,
+                        .column_offset = 0,
+                        .seed = seed_ * 65536 + tensor_,
+                        .scale = 1.0F / std::sqrt(static_cast<float>(inner)),
+                        .mean = 0.0F};
         fill_normal(out, fill, stream_);
     }
 
     bf16* norm(int size) {
         auto* out = m_.arena.array<bf16>(static_cast<std::size_t>(size));
-        fill_normal(out, {.columns = static_cast<std::size_t>(size), .global_columns = static_cast<std::size_t>(size), .seed = next(), .scale = 0.1F, .mean = 1.0F},
+        fill_normal(out,
+                    {.columns = static_cast<std::size_t>(size),
+                     .global_columns = static_cast<std::size_t>(size),
+                     .seed = next(),
+                     .scale = 0.1F,
+                     .mean = 1.0F},
                     stream_);
         return out;
     }
 
     bf16* embedding(int rows, int columns) {
         auto* out = m_.arena.array<bf16>(static_cast<std::size_t>(rows) * columns);
-        fill_normal(out, {.rows = static_cast<std::size_t>(rows), .columns = static_cast<std::size_t>(columns),
-                          .global_columns = static_cast<std::size_t>(columns), .seed = next()},
+        fill_normal(out,
+                    {.rows = static_cast<std::size_t>(rows),
+                     .columns = static_cast<std::size_t>(columns),
+                     .global_columns = static_cast<std::size_t>(columns),
+                     .seed = next()},
                     stream_);
         return out;
     }
@@ -90,7 +112,8 @@ Layer build_layer(Model& m, Filler& fill) {
         l.query_norm = fill.norm(s.head_dim);
         l.key_norm = fill.norm(s.head_dim);
     }
-    l.output = fill.weights(hidden, query_rows, static_cast<std::size_t>(s.num_attention_heads) * dim, 0, rank * query_rows);
+    l.output =
+        fill.weights(hidden, query_rows, static_cast<std::size_t>(s.num_attention_heads) * dim, 0, rank * query_rows);
     l.mlp_norm = fill.norm(s.hidden_size);
     if (m.size > 0) {
         const auto size = static_cast<std::size_t>(m.size);
@@ -106,8 +129,10 @@ Layer build_layer(Model& m, Filler& fill) {
         l.router = fill.weights(experts, hidden, hidden);
         l.expert_gate_up = m.arena.array<bf16>(experts * 2 * size * hidden);
         fill.next();
-        for (std::size_t e = 0; e < experts; ++e)  // groups of 16 interleaved rows: a rank's share of an expert is contiguous
-            fill.part_again(l.expert_gate_up + e * 2 * size * hidden, 2 * size, hidden, hidden, (e * m.world + rank) * 2 * size);
+        for (std::size_t e = 0; e < experts;
+             ++e)  // groups of 16 interleaved rows: a rank's share of an expert is contiguous
+            fill.part_again(l.expert_gate_up + e * 2 * size * hidden, 2 * size, hidden, hidden,
+                            (e * m.world + rank) * 2 * size);
         m.weight_bytes += 4.0 * static_cast<double>(experts * size * hidden);
         l.expert_down = fill.weights(experts * hidden, size, size * m.world, 0, rank * size);
     }
@@ -123,29 +148,35 @@ void build_model(Model& m, const ModelShape& shape, int rank, int world, std::ui
     for (int l = 0; l < shape.num_layers; ++l) m.layers.push_back(build_layer(m, fill));
     m.final_norm = fill.norm(shape.hidden_size);
     const auto hidden = static_cast<std::size_t>(shape.hidden_size);
-    m.head = fill.weights(static_cast<std::size_t>(m.vocab), hidden, hidden, static_cast<std::size_t>(m.rank) * m.vocab);
+    m.head =
+        fill.weights(static_cast<std::size_t>(m.vocab), hidden, hidden, static_cast<std::size_t>(m.rank) * m.vocab);
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 void build_eagle3(Model& m, const DraftShape& draft, const Model& target, std::uint64_t seed, cudaStream_t stream) {
     ModelShape shape = draft.shape;
-    if (shape.num_layers != 1) throw Refused("an eagle3 drafter has one layer, not " + std::to_string(shape.num_layers));
+    if (shape.num_layers != 1)
+        throw Refused("an eagle3 drafter has one layer, not " + std::to_string(shape.num_layers));
     shape.vocab_size = draft.draft_vocab_size;
     slice(m, shape, target.rank, target.world);
     m.qkv_input = 2 * shape.hidden_size;
     m.fc_input = 3 * target.shape.hidden_size;
     Filler fill(m, seed, stream);
     // The token embedding is the target's; a drafter of another width has its own.
-    m.embedding = shape.hidden_size == target.shape.hidden_size ? target.embedding : fill.embedding(target.shape.vocab_size, shape.hidden_size);
+    m.embedding = shape.hidden_size == target.shape.hidden_size
+                      ? target.embedding
+                      : fill.embedding(target.shape.vocab_size, shape.hidden_size);
     m.embedding_norm = fill.norm(shape.hidden_size);
     m.hidden_norm = fill.norm(shape.hidden_size);
     const auto hidden = static_cast<std::size_t>(shape.hidden_size);
     m.fc = fill.weights(hidden, static_cast<std::size_t>(m.fc_input), static_cast<std::size_t>(m.fc_input));
     m.layers.push_back(build_layer(m, fill));
     m.final_norm = fill.norm(shape.hidden_size);
-    m.head = fill.weights(static_cast<std::size_t>(m.vocab), hidden, hidden, static_cast<std::size_t>(m.rank) * m.vocab);
+    m.head =
+        fill.weights(static_cast<std::size_t>(m.vocab), hidden, hidden, static_cast<std::size_t>(m.rank) * m.vocab);
     m.draft_to_target = m.arena.array<int>(static_cast<std::size_t>(shape.vocab_size));
-    fill_tokens(m.draft_to_target, static_cast<std::size_t>(shape.vocab_size), target.shape.vocab_size, fill.next(), stream);
+    fill_tokens(m.draft_to_target, static_cast<std::size_t>(shape.vocab_size), target.shape.vocab_size, fill.next(),
+                stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
@@ -154,13 +185,18 @@ void build_cache(KvCache& cache, const Model& m, std::size_t positions, std::uin
     for (std::size_t l = 0; l < m.layers.size(); ++l) {
         for (auto* side : {&cache.keys, &cache.values}) {
             side->push_back(cache.arena.array<bf16>(count));
-            fill_normal(side->back(), {.columns = count, .global_columns = count, .seed = seed * 65536 + 32768 + 2 * l + (side == &cache.values ? 1 : 0)}, stream);
+            fill_normal(side->back(),
+                        {.columns = count,
+                         .global_columns = count,
+                         .seed = seed * 65536 + 32768 + 2 * l + (side == &cache.values ? 1 : 0)},
+                        stream);
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-void build_workspace(Workspace& w, const std::vector<const Model*>& models, int rows, std::size_t partial_rows, int head_rows) {
+void build_workspace(Workspace& w, const std::vector<const Model*>& models, int rows, std::size_t partial_rows,
+                     int head_rows) {
     std::size_t hidden = 0;
     std::size_t qkv = 0;
     std::size_t attended = 0;
@@ -202,7 +238,9 @@ void build_workspace(Workspace& w, const std::vector<const Model*>& models, int 
     w.projected = w.arena.array<bf16>(r * hidden);
     w.reduced = w.arena.array<bf16>(r * hidden);
     // Random, not zero: algorithms are tried on these, and a pass of all-reduces alone sends the last.
-    auto randomize = [](bf16* out, std::size_t count) { fill_normal(out, {.columns = count, .global_columns = count, .seed = 1}, nullptr); };
+    auto randomize = [](bf16* out, std::size_t count) {
+        fill_normal(out, {.columns = count, .global_columns = count, .seed = 1}, nullptr);
+    };
     randomize(w.normed, r * 2 * hidden);
     randomize(w.attended, r * attended);
     randomize(w.projected, r * hidden);
