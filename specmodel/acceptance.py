@@ -30,9 +30,11 @@ __all__ = [
     "kaplan_meier",
     "log_length_gradient",
     "logit",
+    "mean_drafts",
     "mixture_length",
     "monotone",
     "prior_of",
+    "reach_of",
     "sigmoid",
     "survival_from_conditional",
 ]
@@ -197,8 +199,8 @@ def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: i
     """
     num_draft_tokens = min(num_draft_tokens, MOST_TREE_TOKENS)
     topk = min(topk, max(num_draft_tokens - 1, 1))
-    num_steps = min(num_steps, num_draft_tokens)
-    first = np.asarray(conditional, dtype=float)[:num_steps]
+    asked = min(num_steps, len(np.asarray(conditional)))
+    first = np.asarray(conditional, dtype=float)[: min(num_steps, num_draft_tokens)]
     raw = np.outer(first, rank_ratio ** np.arange(topk, dtype=float))
     before = np.cumsum(raw, axis=1) - raw
     table = np.minimum(raw, np.maximum(1.0 - before, 0.0))
@@ -209,7 +211,7 @@ def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: i
     d_first = np.where(last, -before * share, 1.0)
     d_ratio = np.where(last, -(np.cumsum(raw * rank, axis=1) - raw * rank) * share, rank)
     nodes = grow_tree(table, num_draft_tokens)
-    by_first, by_ratio, length = np.zeros(len(first)), 0.0, 1.0
+    by_first, by_ratio, length = np.zeros(asked), 0.0, 1.0  # no node lies deeper than there are tokens
     for path, value in nodes:
         length += value
         for depth, r in enumerate(path):
@@ -302,24 +304,44 @@ def prior_of(method: str | None) -> AcceptancePrior:
     return _PRIORS.get(method or "", AcceptancePrior())
 
 
-def log_length_gradient(conditional: Array) -> tuple[Array, Array]:
+def log_length_gradient(conditional: Array, reach: Array | None = None) -> tuple[Array, Array]:
     """Logarithm of E[N_K] for K = 0..n and its derivative by the logits.
 
     Parameters
     ----------
     conditional : numpy.ndarray
         Conditional acceptances of positions 1..n.
+    reach : numpy.ndarray, optional
+        Share of the cycles in which a draft is made at each position, non-increasing: below 1 where an n-gram drafter
+        finds nothing or drafting stops early. Stopping is taken as independent of acceptance.
 
     Returns
     -------
     log_length : numpy.ndarray, shape (n + 1,)
+        ``E[N_K] = 1 + sum(reach_k S_k)``.
     gradient : numpy.ndarray, shape (n + 1, n)
         ``d ln E[N_K] / d logit(c_k) = (1 - c_k) (S_k + ... + S_K) / E[N_K]``, 0 for k > K.
     """
     n = len(conditional)
     s = np.cumprod(conditional)
+    if reach is not None:
+        s = s * reach
     total = np.concatenate([[0.0], np.cumsum(s)])
     length = 1.0 + total
     # S_k + ... + S_K = total[K] - total[k-1]
     tail = np.maximum(total[:, None] - total[None, :n], 0.0) * (np.arange(n + 1)[:, None] > np.arange(n)[None, :])
     return np.log(length), tail * (1.0 - conditional)[None, :] / length[:, None]
+
+
+def reach_of(drafted: ArrayLike, drafts: float, positions: int) -> Array:
+    """Share of cycles that draft at positions 1..`positions`, from counts; the last known share goes on."""
+    share = np.minimum.accumulate(np.clip(np.asarray(drafted, dtype=float) / drafts, 1e-6, 1.0))[:positions]
+    return np.pad(share, (0, positions - len(share)), mode="edge")
+
+
+def mean_drafts(reach: Array, num_steps: ArrayLike) -> Array:
+    """Drafts made in a cycle on average with `num_steps` asked for: the sum of the reach; the last share goes on."""
+    K = np.asarray(num_steps, dtype=float)
+    total = np.concatenate([[0.0], np.cumsum(reach)])
+    inside = np.minimum(K, len(reach))
+    return np.asarray(np.interp(inside, np.arange(len(total)), total) + (K - inside) * reach[-1])

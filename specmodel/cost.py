@@ -199,7 +199,8 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
     scaled = pass_ms * eager
     computed_ms = scaled * (roof + tokens + kv + comm_base + comm_token)
     # An offset may be negative (a setting cheaper than its curve says) but may not eat the pass.
-    verify_ms = np.maximum(computed_ms + points.allreduce_ms + offset_ms, 0.05 * computed_ms)
+    held = computed_ms + points.allreduce_ms + offset_ms < 0.05 * computed_ms
+    verify_ms = np.where(held, 0.05 * computed_ms, computed_ms + points.allreduce_ms + offset_ms)
 
     drafting = points.steps > 0
     mode = np.array([0.0, p["draft_graph_cycle"], p["draft_eager"]])[points.draft_mode]
@@ -218,7 +219,7 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
     d_verify, d_draft, d_overhead = np.zeros(size), np.zeros(size), np.zeros(size)
     d_roof = scaled * weights4 / np.maximum(weights, 1e-300) * roof**-3  # by `weights`
     i = _INDEX
-    d_verify[i["log_pass_ms"]] = computed_ms + offset_ms
+    d_verify[i["log_pass_ms"]] = computed_ms + offset_ms * ~held
     d_verify[i["tax"]] = d_roof * dense * on
     if moe:
         d_verify[i["logit_expert_share"]] = d_roof * rho * (1.0 - rho) * (touched - tax)
@@ -243,8 +244,9 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
         row = len(PARAMETERS) + c * len(COMM_PARAMETERS)
         d_verify[row] = scaled * comm_base * here
         d_verify[row + 1] = scaled * comm_token * here
-        d_verify[row + 2] = pass_ms * here
+        d_verify[row + 2] = pass_ms * (here & ~held)
         d_draft[row + 3] = draft_ms * here
+    d_verify[:, held] *= 0.05
     return CostValues(
         verify_ms=verify_ms,
         draft_ms=draft_ms,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specmodel.acceptance import prior_of
+from specmodel.acceptance import prior_of, reach_of
 from specmodel.calibration import Calibration
 from specmodel.cost import parameter_names
 from specmodel.deployment import Deployment, deployment_of
@@ -188,11 +188,16 @@ def fit(
     if len({c.workload for c in cal.measurements.cycles}) < 2:
         scale = replace(scale, workload=0.0)
     longest = max([s.num_steps for s in obs.shapes] + [int(p) + 1 for p in obs.position], default=0)
+    positions = min(max(longest, 8) + 4, MOST_POSITIONS)
     layout = Layout(
         num_cost=len(parameter_names(dep.structure.comm_names)),
-        positions=min(max(longest, 8) + 4, MOST_POSITIONS),
+        positions=positions,
         workloads=obs.workloads,
         trees=tuple(sorted({(x.num_steps, x.topk, x.verify_tokens) for x in obs.shapes if x.topk > 1})),
+        reach=tuple(
+            reach_of(*obs.drafted[w], positions=positions) if w in obs.drafted else None
+            for w in range(len(obs.workloads))
+        ),
     )
     mean, cov = _prior(cal, dep, layout, obs, settings)
     base = Problem(

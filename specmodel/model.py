@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import solve_triangular
 from scipy.special import stdtrit
 
+from specmodel.acceptance import mean_drafts
 from specmodel.calibration import Calibration
 from specmodel.cost import CostPoints, parameter_names
 from specmodel.deployment import Deployment, as_settings, flattened, part_of
@@ -29,7 +29,7 @@ from specmodel.posterior import (
     moments,
     times,
 )
-from specmodel.prediction import Distribution, Prediction, Term, natural, scalar
+from specmodel.prediction import Distribution, Prediction, Term, scalar, terms_of
 from specmodel.request import Request, Workload, request_of
 from specmodel.residual import ResidualPoints
 from specmodel.speeds import Noise
@@ -191,9 +191,9 @@ class FittedModel:
         far, far_warnings = extrapolation(
             self.measured,
             self.deployment,
-            request.settings.num_steps,
+            request.num_steps,
             request.settings.verify_tokens,
-            request.settings.batch,
+            request.batch,
         )
 
         def full(x: Any) -> Any:
@@ -239,10 +239,19 @@ class FittedModel:
             cuda_graph=cuda_graph,
             verify_cuda_graph=verify_cuda_graph,
             acceptance_length=acceptance_length,
+            drafts_made=self._drafts_made(shares),
             graph_mode=self.deployment.graph_mode,
             place=self._place(workload, shares),
         )
         return request, warnings
+
+    def _drafts_made(self, shares: dict[int, float]) -> Callable[[Array], Array] | None:
+        """Drafts made in a cycle on average by drafts asked for; None where they are the same."""
+        if all(self.layout.reach_of(w) is None for w in shares):
+            return None
+        every = np.ones(self.layout.positions)
+        reaches = [(every if (r := self.layout.reach_of(w)) is None else r, share) for w, share in shares.items()]
+        return lambda K: np.asarray(sum(share * mean_drafts(reach, K) for reach, share in reaches))
 
     def _place(self, workload: Workload, shares: dict[int, float]) -> int:
         """Index of the one workload whose cycles are meant, -1 for a mixture."""
@@ -411,23 +420,7 @@ class FittedModel:
     @property
     def terms(self) -> tuple[Term, ...]:
         """The fitted parameters of the likeliest mode, with 90 % intervals, in natural units."""
-        post = self.posteriors[0]
-        names = self.layout.names(parameter_names(self.comm_names))
-        whitened = solve_triangular(post.factor, post.jacobian @ post.prior_cov, lower=True)
-        prior_variance = np.diag(post.prior_cov)
-        variance = np.maximum(prior_variance - np.sum(whitened**2, axis=0), 0.0)
-        t = float(stdtrit(post.degrees, 0.95))
-        out = []
-        for name, mean, before, after in zip(names, post.theta, prior_variance, variance, strict=True):
-            if before <= 0.0:
-                continue
-            half = t * np.sqrt(after)
-            (value, low, high), unit, label = natural(name, np.array([mean, mean - half, mean + half]))
-            informed = float(1.0 - after / before)
-            out.append(
-                Term(name=label, value=float(value), low=float(low), high=float(high), unit=unit, informed=informed)
-            )
-        return tuple(out)
+        return terms_of(self.posteriors[0], self.layout.names(parameter_names(self.comm_names)))
 
     def summary(self) -> str:
         """What was fitted to what, and every term that the data moved, as text of a few lines."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specmodel.acceptance import conditional_from_survival, design_effect, logit
+from specmodel.acceptance import conditional_from_survival, design_effect, logit, mean_drafts, reach_of
 from specmodel.calibration import AcceptanceEntry, Calibration, CycleRow
 from specmodel.cost import CostPoints
 from specmodel.deployment import Deployment, Settings, as_settings, draft_mode_of, flattened
@@ -80,6 +80,8 @@ class Observations:
     shapes: tuple[Shape, ...]
     workloads: tuple[str, ...]
     """Workloads with an acceptance curve of their own."""
+    drafted: dict[int, tuple[tuple[float, ...], float]]
+    """Counts of drafts made by position, and cycles, of the workloads where drafting may not happen or stop early."""
     places: tuple[str, ...]
     """Those and the workloads with plain rows only: what `ResidualPoints.workload` indexes."""
 
@@ -90,8 +92,11 @@ class Observations:
 class _Builder:
     """Collects observations while the rows are read."""
 
-    def __init__(self, dep: Deployment, workloads: tuple[str, ...], places: tuple[str, ...]) -> None:
+    def __init__(
+        self, dep: Deployment, workloads: tuple[str, ...], places: tuple[str, ...], drafted: dict[int, Any]
+    ) -> None:
         self.dep = dep
+        self.drafted = drafted
         self.workloads = workloads
         self.places = places
         self.rows: list[dict[str, Any]] = []
@@ -119,13 +124,18 @@ def _nan(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def setting_key(dep: Deployment, row: CycleRow, workload: int) -> SettingKey:
-    """The setting of a cycle."""
+def setting_key(
+    dep: Deployment, row: CycleRow, workload: int, drafted: tuple[tuple[float, ...], float] | None = None
+) -> SettingKey:
+    """The setting of a cycle; `drafted` are the counts of its workload where drafting may not happen or stop early."""
     steps = float(row.num_steps)
     tokens = float(row.verify_tokens)
-    if row.mean_draft_tokens is not None and row.topk == 1 and row.num_steps:
+    if row.topk == 1 and row.num_steps:
         # Drafting that stops early costs what it drafts on average (linear in the steps to first order).
-        steps = min(max(row.mean_draft_tokens, 1e-3), steps)
+        if row.mean_draft_tokens is not None:
+            steps = min(max(row.mean_draft_tokens, 1e-3), steps)
+        elif drafted is not None:
+            steps = float(mean_drafts(reach_of(*drafted, positions=len(drafted[0])), steps))
         tokens = steps + 1.0
     return SettingKey(
         steps=steps,
@@ -172,8 +182,13 @@ def observations_of(cal: Calibration, dep: Deployment, noise: Noise | None = Non
     names.update(dict.fromkeys(a.workload for a in cal.acceptance))
     names.update(dict.fromkeys(c.workload for c in cal.measurements.cycles if c.num_steps > 0))
     workloads = tuple(names) or ("default",)
+    drafted = {
+        workloads.index(a.workload): (tuple(map(float, a.drafted_per_position)), float(a.drafts))
+        for a in cal.acceptance
+        if a.drafted_per_position and a.drafts
+    }
     others = [c.workload for c in cal.measurements.cycles if c.workload not in names]
-    build = _Builder(dep, workloads, (*workloads, *dict.fromkeys(others)))
+    build = _Builder(dep, workloads, (*workloads, *dict.fromkeys(others)), drafted)
     _verify(cal, build, noise)
     _draft(cal, build, noise)
     doubts: dict[int, float] = {}
@@ -231,7 +246,8 @@ def _draft(cal: Calibration, build: _Builder, noise: Noise) -> None:
 
 
 def _cycle(row: CycleRow, i: int, build: _Builder, noise: Noise) -> None:
-    point = build.setting(setting_key(build.dep, row, build.places.index(row.workload)))
+    place = build.places.index(row.workload)
+    point = build.setting(setting_key(build.dep, row, place, build.drafted.get(place)))
     drafting = row.num_steps > 0
     early_stop = row.mean_draft_tokens is not None and row.mean_draft_tokens < row.num_steps
     workload = build.workloads.index(row.workload) if drafting else -1
@@ -282,8 +298,8 @@ def _acceptance(entry: AcceptanceEntry, i: int, build: _Builder, noise: Noise, d
         before = np.concatenate([[drafts], accepted[:-1]])
         if entry.drafted_per_position is not None:
             # Where drafting may stop early, a position is tried only as often as it was drafted.
-            attempts = np.array(entry.drafted_per_position, dtype=float)[: len(accepted)]
-            before = np.minimum(before, np.pad(attempts, (0, len(accepted) - len(attempts)), constant_values=np.inf))
+            reach = reach_of(entry.drafted_per_position, drafts, len(accepted))
+            before = before * reach / np.concatenate([[1.0], reach[:-1]])
         for k, (hits, trials) in enumerate(zip(accepted, before, strict=True)):
             if trials > 0:
                 build.add(
@@ -354,4 +370,5 @@ def _finish(build: _Builder) -> Observations:
         shapes=tuple(build.shapes),
         workloads=build.workloads,
         places=build.places,
+        drafted=build.drafted,
     )

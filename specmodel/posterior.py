@@ -54,6 +54,12 @@ class Layout:
     workloads: tuple[str, ...]
     trees: tuple[tuple[int, int, int], ...] = ()
     """(steps, topk, verified tokens) of the trees with data; each has a gain of its own."""
+    reach: tuple[Array | None, ...] = ()
+    """Per workload, the share of cycles that draft at each position, shape (positions,); None where all do."""
+
+    def reach_of(self, workload: int) -> Array | None:
+        """Share of the cycles of a workload that draft at each position; None where all do."""
+        return self.reach[workload] if workload < len(self.reach) else None
 
     @property
     def rank_ratio(self) -> int:
@@ -122,7 +128,7 @@ def lengths(theta: Array, layout: Layout, shapes: tuple[Shape, ...]) -> tuple[Ar
             continue
         if shape.workload not in curves:
             conditional = sigmoid(theta[layout.curve(shape.workload)])
-            curves[shape.workload] = (conditional, *log_length_gradient(conditional))
+            curves[shape.workload] = (conditional, *log_length_gradient(conditional, layout.reach_of(shape.workload)))
         conditional, log_length, gradient = curves[shape.workload]
         where = layout.curve(shape.workload)
         K = shape.num_steps
@@ -135,21 +141,24 @@ def lengths(theta: Array, layout: Layout, shapes: tuple[Shape, ...]) -> tuple[Ar
             own = layout.own_gain((K, shape.topk, shape.verify_tokens))
             gain = float(np.exp(theta[layout.tree_gain] + theta[own]))
             most = min(K + 1.0, float(shape.verify_tokens))
-            accepted = min((tree.length - 1.0) * gain, most - 1.0)
+            gained = (tree.length - 1.0) * gain
+            # A soft minimum: no tree emits more than its depth and its tokens allow, and the slope has no break.
+            accepted = gained / (1.0 + (gained / (most - 1.0)) ** 8) ** 0.125
             length = 1.0 + accepted
-            scale = accepted / (tree.length - 1.0) if tree.length > 1.0 else 0.0
+            by_gain = accepted / (1.0 + (gained / (most - 1.0)) ** 8)
+            scale = by_gain / (tree.length - 1.0) if tree.length > 1.0 else 0.0
             by_logit = scale * tree.by_log_first * (1.0 - first) / length
             inside = min(K, layout.positions)
             value[i] = np.log(length)
             jac[i, where][:inside] += by_logit[:inside]
             jac[i, where.stop - 1] += by_logit[inside:].sum()
             jac[i, layout.rank_ratio] = scale * tree.by_log_ratio * (1.0 - ratio) / length
-            jac[i, [layout.tree_gain, own]] = accepted / length
+            jac[i, [layout.tree_gain, own]] = by_gain / length
         elif layout.positions >= K:
             value[i] = log_length[K]
             jac[i, where] = gradient[K]
         else:
-            length, slope = _long_chain(conditional, K)
+            length, slope = _long_chain(conditional, K, layout.reach_of(shape.workload))
             value[i] = np.log(length)
             jac[i, where] = slope / length
     return value, jac
@@ -161,15 +170,15 @@ def _extended(conditional: Array, num_steps: int) -> Array:
     return conditional[:num_steps] if extra <= 0 else np.concatenate([conditional, np.full(extra, conditional[-1])])
 
 
-def _long_chain(conditional: Array, num_steps: int) -> tuple[float, Array]:
+def _long_chain(conditional: Array, num_steps: int, reach: Array | None) -> tuple[float, Array]:
     """Acceptance length of a chain longer than the curve, whose last acceptance c goes on, and its derivative.
 
     The tail is the geometric sum ``S_n (c + c^2 + ... + c^m)``, m steps past the n of the curve.
     """
     n, c, m = len(conditional), float(conditional[-1]), num_steps - len(conditional)
-    log_length, gradient = log_length_gradient(conditional)
+    log_length, gradient = log_length_gradient(conditional, reach)
     length = float(np.exp(log_length[n]))
-    survived = float(np.prod(conditional))
+    survived = float(np.prod(conditional)) * (1.0 if reach is None else float(reach[-1]))
     powers = np.arange(1, min(m, MOST_POSITIONS * 64) + 1, dtype=float)
     terms = np.exp(powers * np.log(max(c, 1e-300)))
     tail, tail_slope = float(terms.sum()), float((powers * terms).sum())  # the slope by ln c

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 from scipy.special import stdtr, stdtrit
 
 from specmodel.errors import UsageError
+from specmodel.posterior import Posterior
 
-__all__ = ["Distribution", "Prediction", "Term", "natural", "scalar"]
+__all__ = ["Distribution", "Prediction", "Term", "natural", "scalar", "terms_of"]
 
 Array = NDArray[np.float64]
 
@@ -112,3 +114,20 @@ def natural(name: str, values: Array) -> tuple[Array, str, str]:
     if name.startswith("comm_offset"):
         return values, "passes", name
     return np.exp(values), "factor", name
+
+
+def terms_of(post: Posterior, names: tuple[str, ...]) -> tuple[Term, ...]:
+    """The parameters of one mode that are free, with 90 % intervals, in natural units."""
+    whitened = solve_triangular(post.factor, post.jacobian @ post.prior_cov, lower=True)
+    prior_variance = np.diag(post.prior_cov)
+    variance = np.maximum(prior_variance - np.sum(whitened**2, axis=0), 0.0)
+    t = float(stdtrit(post.degrees, 0.95))
+    out = []
+    for name, mean, before, after in zip(names, post.theta, prior_variance, variance, strict=True):
+        if before <= 0.0:
+            continue
+        half = t * np.sqrt(after)
+        (value, low, high), unit, label = natural(name, np.array([mean, mean - half, mean + half]))
+        informed = float(1.0 - after / before)
+        out.append(Term(name=label, value=float(value), low=float(low), high=float(high), unit=unit, informed=informed))
+    return tuple(out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,10 @@ class Request:
     """One call of `FittedModel.predict`, checked: arrays that broadcast, and the shares of the workloads."""
 
     settings: Settings
+    """What a cycle costs: drafts made on average where drafting may not happen or stop early."""
+    num_steps: Array
+    """Drafts asked for."""
+    verify_tokens: Array
     shares: dict[int, float]
     given: Array
     """Acceptance length that the caller gave, NaN where it is the model's."""
@@ -35,8 +39,7 @@ class Request:
 
     def kinds(self) -> tuple[Array, NDArray[np.intp]]:
         """The different (steps, topk, verified tokens), shape (3, U), and which of them each point has."""
-        s = self.settings
-        small = np.broadcast_arrays(s.num_steps, s.topk, s.verify_tokens)
+        small = np.broadcast_arrays(self.num_steps, self.settings.topk, self.verify_tokens)
         kinds, index = np.unique(np.stack([a.ravel() for a in small]), axis=1, return_inverse=True)
         return kinds, np.asarray(index.reshape(small[0].shape), dtype=np.intp)
 
@@ -53,6 +56,7 @@ def request_of(
     cuda_graph: ArrayLike,
     verify_cuda_graph: ArrayLike,
     acceptance_length: ArrayLike | None,
+    drafts_made: Callable[[Array], Array] | None = None,
     graph_mode: int = 0,
     place: int = -1,
 ) -> Request:
@@ -84,9 +88,12 @@ def request_of(
     if comms.ndim:
         comms = comms.reshape(-1, *(1,) * len(shape))
         shape = (comms.shape[0], *shape)
+    tokens = np.where(drafting, tokens, 1.0)
+    # On a chain that is not always drafted to its end, what is made and verified on average.
+    made = K if drafts_made is None else np.where(width > 1, K, drafts_made(K))
     settings = as_settings(
-        num_steps=K,
-        verify_tokens=np.where(drafting, tokens, 1.0),
+        num_steps=made,
+        verify_tokens=tokens if drafts_made is None else np.where(width > 1, tokens, made + 1.0),
         batch=B,
         context_tokens=context,
         comm=comms,
@@ -98,7 +105,7 @@ def request_of(
     )
     # Plain decoding emits one token a cycle, whatever the caller says of the drafter.
     given = np.where(drafting, given, np.nan)
-    return Request(settings=settings, shares=shares, given=given, shape=shape)
+    return Request(settings=settings, num_steps=K, verify_tokens=tokens, shares=shares, given=given, shape=shape)
 
 
 def _check_shapes(K: Array, topk: Array, tokens: Array) -> None:
