@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specmodel.errors import UsageError
 from specmodel.measured import default_context
 from specmodel.model import FittedModel
+from specmodel.notices import cutoff_notices, step_notices
 from specmodel.optimum import Candidate, Ceiling, NextMeasurement, Objective, Optimum, Plain
 from specmodel.prediction import Prediction
 from specmodel.request import checked
@@ -143,6 +144,7 @@ def optimize(
     unmeasured = _unmeasured(model, table[best], workloads)
     following = _next(gain, table, context, workloads, model, best)
     warnings = dict.fromkeys(w for p in here.predictions.values() for w in p.warnings)
+    warnings |= dict.fromkeys(_notices(model, table[best]))
     return Optimum(
         batch=main,
         best=table[best],
@@ -381,6 +383,16 @@ def _next(
         f"knowing it brings {gain[j]:.2f} tok/s on average"
     )
     return NextMeasurement(kind="cycles", row=row, reason=reason, gain_tok_s=float(gain[j]))
+
+
+def _notices(model: FittedModel, best: Candidate) -> tuple[str, ...]:
+    """What the measurements say about the verify pass of the chosen candidate besides its time."""
+    sequences = max(best.batch / model.deployment.data_parallel, 1.0)
+    tokens = sequences * (best.num_draft_tokens if best.num_steps else 1)
+    return (
+        *step_notices(model.calibration, tokens, sequences, best.comm),
+        *cutoff_notices(model.deployment, sequences, tokens, best.comm),
+    )
 
 
 def _unmeasured(model: FittedModel, best: Candidate, workloads: tuple[str, ...]) -> tuple[str, ...]:

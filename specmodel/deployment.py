@@ -8,12 +8,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specmodel.allreduce import AllreduceCurve
 from specmodel.calibration import Calibration
 from specmodel.cost import CostPoints, CostStructure
 from specmodel.residual import ResidualPoints
 
 __all__ = [
-    "AllreduceCurve",
     "Deployment",
     "Settings",
     "as_settings",
@@ -25,25 +25,6 @@ __all__ = [
 
 Array = NDArray[np.float64]
 MODES = {"step": 0, "cycle": 1, None: 0}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllreduceCurve:
-    """Time of one all-reduce by size, measured at increasing sizes."""
-
-    size_bytes: Array
-    time_ms: Array
-
-    def at(self, size_bytes: Array) -> Array:
-        """Time at any size: log-log between measured sizes, flat below, the last per-byte cost above; ms."""
-        x, y = np.log(self.size_bytes), np.log(self.time_ms)
-        inside = np.exp(np.interp(np.log(np.maximum(size_bytes, 1.0)), x, y))
-        beyond = np.maximum(size_bytes / self.size_bytes[-1], 1.0)
-        if len(x) < 2:
-            return np.asarray(inside)
-        # Bytes cost at most what they cost on average at the largest measured size.
-        slope = min(max((y[-1] - y[-2]) / (x[-1] - x[-2]), 0.0), 1.0)
-        return np.asarray(inside * beyond**slope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
