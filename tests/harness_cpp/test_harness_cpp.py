@@ -1,4 +1,4 @@
-"""The harness's plain C++ (statistics, dispositions, JSON, jobs, the ranks' meeting place), compiled and run on the CPU."""
+"""The plain C++ of the harness (statistics, dispositions, JSON, jobs, where ranks meet), compiled and run on the CPU."""
 
 from __future__ import annotations
 
