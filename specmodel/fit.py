@@ -72,6 +72,7 @@ _DRAFT_OF_METHOD: dict[str, dict[str, Any]] = {
 }
 # Engines that are no servers: nothing but the passes and a host synchronisation in a cycle.
 _BARE_LOOPS = ("loop", "harness", "benchmark")
+_ROUGH_OBSERVATIONS = 160
 _ROUGHLY = 1e-3
 """How well the first search ends, which only finds the noise scale."""
 
@@ -215,7 +216,9 @@ def fit(
         noise_scale=1.0,
     )
     # A fixed tax and a steep slope can both explain one point: a start near each, and both are kept until data decide.
-    first = different([search(base, start(base, tax), _ROUGHLY) for tax in (settings.tax[0], 0.8)])
+    # A part of a large file finds the modes and the noise scale as well as all of it.
+    rough = replace(base, obs=obs.thinned(_ROUGH_OBSERVATIONS)) if len(obs) > _ROUGH_OBSERVATIONS else base
+    first = different([search(rough, start(rough, tax), _ROUGHLY) for tax in (settings.tax[0], 0.8)])
     found = []
     for posterior, state in first:
         scaled = rescaled(base, posterior.noise_scale)

@@ -88,6 +88,13 @@ class Observations:
     def __len__(self) -> int:
         return int(self.value.shape[0])
 
+    def thinned(self, most: int) -> Observations:
+        """At most `most` of the observations, evenly spread over the rows; the points stay."""
+        index = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.intp))
+        names = ("value", "sd", *_DEFAULTS)
+        some = {name: getattr(self, name)[index] for name in names}
+        return replace(self, **some, source=tuple(self.source[i] for i in index))
+
 
 class _Builder:
     """Collects observations while the rows are read."""
@@ -347,9 +354,33 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+def _pooled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with all acceptance lengths of one draft shape pooled into one: they measure the same number.
+
+    Weighted by precision, and less sure where they scatter more than they should (Birge's ratio).
+    """
+    groups: dict[int, list[dict[str, Any]]] = {}
+    out = []
+    for row in rows:
+        if row.get("length") == 1.0 and "point" not in row:
+            group = groups.setdefault(row["shape"], [])
+            group.append(row)
+            if len(group) > 1:
+                continue
+        out.append(row)
+    for group in groups.values():
+        if len(group) > 1:
+            value, weight = np.array([r["value"] for r in group]), np.array([r["sd"] for r in group]) ** -2.0
+            mean = float(weight @ value / weight.sum())
+            excess = float(weight @ (value - mean) ** 2) / (len(group) - 1)
+            group[0].update(value=mean, sd=max(float(np.sqrt(max(excess, 1.0) / weight.sum())), 0.001))
+    return out
+
+
 def _finish(build: _Builder) -> Observations:
     columns: dict[str, Any] = {name: [] for name in ("value", "sd", *_DEFAULTS)}
-    for row in build.rows:
+    rows = _pooled(build.rows)
+    for row in rows:
         for name, column in columns.items():
             column.append(row.get(name, _DEFAULTS.get(name)))
     integers = ("point", "shape", "workload", "position")
@@ -363,7 +394,7 @@ def _finish(build: _Builder) -> Observations:
     points, residual_points = flattened(points, (size,)), flattened(residual_points, (size,))
     return Observations(
         **arrays,
-        source=tuple(row["source"] for row in build.rows),
+        source=tuple(row["source"] for row in rows),
         points=points,
         residual_points=residual_points,
         settings=tuple(build.settings),

@@ -263,8 +263,9 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         state, linear, reached = tried, tried_linear, reached + gained
         converged = gained < enough * max(1.0, -reached)
     timed = obs.sampled & ~obs.bound
-    inverse = cho_solve((factor, True), residual_cov, check_finite=False)
-    degrees = float(np.sum(np.diag(inverse)[timed]))
+    # Share of each observation that the parameters do not take up: the diagonal of residual_cov @ total^-1.
+    taken = np.einsum("ij,ij->i", spread, cho_solve((factor, True), jac, check_finite=False))
+    degrees = float(np.sum((1.0 - taken)[timed]))
     misfit = float(np.sum((alpha * (residual_cov @ alpha))[timed]))
     evidence = reached - float(np.sum(np.log(np.diag(factor)))) + 0.5 * float(np.sum(np.log(variance)))
     posterior = Posterior(
