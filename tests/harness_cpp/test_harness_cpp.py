@@ -1,4 +1,4 @@
-"""The plain C++ of the harness (statistics, dispositions, JSON, jobs, where ranks meet), compiled and run on the CPU."""
+"""The plain C++ of the harness (statistics, dispositions, JSON, jobs, where ranks meet), compiled and run here."""
 
 from __future__ import annotations
 

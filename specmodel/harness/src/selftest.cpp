@@ -45,7 +45,7 @@ private:
         j.set("expected", expected).set("unit", unit).set("text", text);
         if (!speaks_) return;
         write_(j);
-        std::printf("%-3s %-34s %-8s %12.5g %12.5g  %-10s %s\n", item.c_str(), name.c_str(), disposition, measured,
+        std::printf("%-3s %-42s %-8s %12.5g %12.5g  %-10s %s\n", item.c_str(), name.c_str(), disposition, measured,
                     expected, unit.c_str(), text.c_str());
         std::fflush(stdout);
     }
@@ -247,7 +247,7 @@ void sanitizer(Table& t, const std::string& self) {
 int selftest(Device& device, HostGroup& group, Comm* comm, const std::string& self,
              const std::function<void(const Json&)>& write) {
     Table t(write, group.rank() == 0);
-    if (group.rank() == 0) std::printf("%-3s %-34s %-8s %12s %12s\n", "", "self-test", "", "measured", "expected");
+    if (group.rank() == 0) std::printf("%-3s %-42s %-8s %12s %12s\n", "", "self-test", "", "measured", "expected");
     warm_up(device, 1000);
     roofs(t, device);
     known_sleep(t, device);
