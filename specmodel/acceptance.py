@@ -7,6 +7,7 @@ accepted) = product of the conditionals, acceptance length = E[N] = 1 + sum of s
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,6 +173,8 @@ class Tree:
     """The best tree within given limits: its nodes (depth, rank, path probability), best first, and its gradient."""
 
     nodes: tuple[tuple[int, int, float], ...]
+    paths: tuple[tuple[int, ...], ...]
+    """Ranks from the root to each node."""
     length: float
     """Expected tokens a cycle: 1 for the root and the path probability of every node."""
     by_log_first: Array
@@ -180,7 +183,14 @@ class Tree:
     """Derivative of `length` by the logarithm of the rank ratio."""
 
 
-def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: int, num_draft_tokens: int) -> Tree:
+def best_tree(
+    conditional: ArrayLike,
+    rank_ratio: float,
+    num_steps: int,
+    topk: int,
+    num_draft_tokens: int,
+    paths: Sequence[tuple[int, ...]] | None = None,
+) -> Tree:
     """The tree of largest expected length within SGLang's limits.
 
     A child of rank r (from 0) is the accepted one with probability ``conditional[depth] * rank_ratio**r``, or what the
@@ -196,6 +206,9 @@ def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: i
         Acceptance of one rank over that of the rank before, within (0, 1).
     num_steps, topk, num_draft_tokens : int
         As SGLang defines them: depth, width a node, and nodes with the root counted.
+    paths : sequence of tuple of int, optional
+        The nodes of this tree instead of the best ones (as `Tree.paths` gives them): its length is then smooth in the
+        acceptance, where that of the best tree has a kink at every change of nodes.
     """
     num_draft_tokens = min(num_draft_tokens, MOST_TREE_TOKENS)
     topk = min(topk, max(num_draft_tokens - 1, 1))
@@ -210,7 +223,10 @@ def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: i
     rank = np.arange(topk, dtype=float)
     d_first = np.where(last, -before * share, 1.0)
     d_ratio = np.where(last, -(np.cumsum(raw * rank, axis=1) - raw * rank) * share, rank)
-    nodes = grow_tree(table, num_draft_tokens)
+    if paths is None:
+        nodes = grow_tree(table, num_draft_tokens)
+    else:
+        nodes = [(path, float(np.prod([table[depth, r] for depth, r in enumerate(path)]))) for path in paths]
     by_first, by_ratio, length = np.zeros(asked), 0.0, 1.0  # no node lies deeper than there are tokens
     for path, value in nodes:
         length += value
@@ -219,6 +235,7 @@ def best_tree(conditional: ArrayLike, rank_ratio: float, num_steps: int, topk: i
             by_ratio += value * float(d_ratio[depth, r])
     return Tree(
         nodes=tuple((len(path), path[-1], value) for path, value in nodes),
+        paths=tuple(path for path, _ in nodes),
         length=length,
         by_log_first=by_first,
         by_log_ratio=by_ratio,

@@ -377,7 +377,8 @@ def _next(
     if len(workloads) == 1 and workloads[0] != "default" and c.num_steps:
         row["workload"] = workloads[0]
     low, high = c.tok_s_interval
-    what = "plain decoding" if c.num_steps == 0 else f"{c.num_steps} steps"
+    steps = "1 step" if c.num_steps == 1 else f"{c.num_steps} steps"
+    what = "plain decoding" if c.num_steps == 0 else steps
     reason = (
         f"{what} under {c.comm} is predicted at {c.tok_s:.1f} tok/s ({low:.1f} to {high:.1f}) and was not measured; "
         f"knowing it brings {gain[j]:.2f} tok/s on average"

@@ -37,6 +37,7 @@ __all__ = [
     "moments",
     "parts",
     "times",
+    "tree_paths",
 ]
 
 Array = NDArray[np.float64]
@@ -111,6 +112,10 @@ class Posterior:
     factor: Array
     """Lower Cholesky factor of the covariance of the observations."""
     alpha: Array
+    """Solution of that covariance for what the prior mean leaves of the observations."""
+    verify_pull: Array
+    """Weights of the points whose combination of covariances is the mean log-residual of verify."""
+    draft_pull: Array
     residuals: Residuals
     noise_scale: float
     degrees: float
@@ -118,8 +123,27 @@ class Posterior:
     converged: bool
 
 
-def lengths(theta: Array, layout: Layout, shapes: tuple[Shape, ...]) -> tuple[Array, Array]:
-    """Log acceptance length of each shape and its derivative, shapes (m,) and (m, parameters)."""
+TreePaths = dict[Shape, tuple[tuple[int, ...], ...]]
+
+
+def tree_paths(theta: Array, layout: Layout, shapes: tuple[Shape, ...]) -> TreePaths:
+    """The nodes of the best tree of each tree among the shapes at `theta`."""
+    ratio = float(sigmoid(theta[layout.rank_ratio]))
+    out = {}
+    for shape in shapes:
+        if shape.topk > 1 and shape.num_steps:
+            first = _extended(sigmoid(theta[layout.curve(shape.workload)]), shape.num_steps)
+            out[shape] = best_tree(first, ratio, shape.num_steps, shape.topk, shape.verify_tokens).paths
+    return out
+
+
+def lengths(
+    theta: Array, layout: Layout, shapes: tuple[Shape, ...], paths: TreePaths | None = None
+) -> tuple[Array, Array]:
+    """Log acceptance length of each shape and its derivative, shapes (m,) and (m, parameters).
+
+    A tree has the nodes that `paths` gives it, or the best ones.
+    """
     value = np.zeros(len(shapes))
     jac = np.zeros((len(shapes), layout.size))
     curves: dict[int, tuple[Array, Array, Array]] = {}
@@ -135,7 +159,8 @@ def lengths(theta: Array, layout: Layout, shapes: tuple[Shape, ...]) -> tuple[Ar
         if shape.topk > 1:
             first = _extended(conditional, K)
             ratio = float(sigmoid(theta[layout.rank_ratio]))
-            tree = best_tree(first, ratio, K, shape.topk, shape.verify_tokens)
+            nodes = paths.get(shape) if paths else None
+            tree = best_tree(first, ratio, K, shape.topk, shape.verify_tokens, nodes)
             # Engines grow their trees by the drafter's confidence, at a fixed width: more or less than the best static
             # tree would get, the same for all workloads to first order.
             own = layout.own_gain((K, shape.topk, shape.verify_tokens))
@@ -276,15 +301,10 @@ class LengthTable:
 
 def residual_means(post: Posterior, obs: Observations, right: ResidualPoints) -> tuple[Array, Array]:
     """Posterior mean of the log-residuals of verify and draft at new points."""
-    used = obs.point >= 0
-    size = len(obs.points)
-    if not size:
+    if not len(obs.points):
         return np.zeros(()), np.zeros(())
-    verify, draft = np.zeros(size), np.zeros(size)
-    np.add.at(verify, obs.point[used], (post.verify_weight * post.alpha)[used])
-    np.add.at(draft, obs.point[used], (post.draft_weight * post.alpha)[used])
-    left = obs.residual_points
-    return verify_mean(verify, left, right, post.residuals), draft_mean(draft, left, right, post.residuals)
+    left, scale = obs.residual_points, post.residuals
+    return verify_mean(post.verify_pull, left, right, scale), draft_mean(post.draft_pull, left, right, scale)
 
 
 def times(

@@ -19,7 +19,7 @@ from specmodel.acceptance import sigmoid
 from specmodel.cost import PARAMETERS
 from specmodel.deployment import Deployment
 from specmodel.observations import Observations
-from specmodel.posterior import Layout, Posterior, lengths, parts
+from specmodel.posterior import Layout, Posterior, TreePaths, lengths, parts, tree_paths
 from specmodel.residual import Residuals
 
 __all__ = ["Problem", "State", "different", "log_posterior", "rescaled", "search", "start"]
@@ -114,7 +114,7 @@ def start(problem: Problem, tax: float) -> State:
     )
 
 
-def _linearise(problem: Problem, state: State) -> _Linear:
+def _linearise(problem: Problem, state: State, paths: TreePaths) -> _Linear:
     """Expected value of each observation, its Jacobian, and its weights on the residuals of its point."""
     obs, layout = problem.obs, problem.layout
     n = len(obs)
@@ -134,7 +134,7 @@ def _linearise(problem: Problem, state: State) -> _Linear:
         draft_weight[here] = draft + cycle * (at.draft_ms / at.cycle_ms)[i]
     shaped = obs.shape >= 0
     if shaped.any():
-        length, gradient = lengths(state.theta, layout, obs.shapes)
+        length, gradient = lengths(state.theta, layout, obs.shapes, paths)
         value[shaped] += obs.length[shaped] * length[obs.shape[shaped]]
         jac[shaped] += obs.length[shaped, None] * gradient[obs.shape[shaped]]
     placed = obs.position >= 0
@@ -226,7 +226,9 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
     verify_cov = problem.verify_cov[np.ix_(i, i)] if some else np.zeros((len(obs), len(obs)))
     draft_cov = problem.draft_cov[np.ix_(i, i)] if some else verify_cov
     cov = problem.cov.copy()
-    linear = _linearise(problem, state)
+    # The nodes of the trees are held during a search: the length of the best tree has a kink wherever they change.
+    paths = tree_paths(state.theta, problem.layout, obs.shapes)
+    linear = _linearise(problem, state, paths)
     reached = log_posterior(problem, state, linear.value)
     additive = np.array([k for k, name in enumerate(PARAMETERS) if name in ADDITIVE], dtype=np.intp)
     converged = False
@@ -251,7 +253,7 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         share = min(1.0, 3.0 / largest) if largest > 0 else 1.0
         for _ in range(HALVINGS):
             tried = state.toward(target, share, additive)
-            tried_linear = _linearise(problem, tried)
+            tried_linear = _linearise(problem, tried, paths)
             gained = log_posterior(problem, tried, tried_linear.value) - reached
             if gained > -1e-9:
                 break
@@ -276,6 +278,8 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         draft_weight=gd,
         factor=factor,
         alpha=alpha,
+        verify_pull=state.verify_weight,
+        draft_pull=state.draft_weight,
         residuals=problem.residuals,
         noise_scale=(PRIOR_DEGREES + misfit) / (PRIOR_DEGREES + degrees),
         degrees=PRIOR_DEGREES + degrees,
