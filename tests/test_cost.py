@@ -186,6 +186,20 @@ def test_an_offset_may_not_eat_the_pass() -> None:
     assert cost.cost(theta, where, STRUCTURES["dense"]).verify_ms == pytest.approx(0.05 * whole, rel=1e-12)
 
 
+def test_derivatives_where_an_offset_would_eat_the_pass() -> None:
+    rng = np.random.default_rng(1)
+    theta, where = parameters(rng), points(rng)
+    for comm in COMMS:
+        theta[index(f"comm_offset[{comm}]")] = -1e3
+    analytic = cost.cost(theta, where, STRUCTURES["experts"], derivatives=True).d_verify
+    assert analytic is not None
+    step = 1e-5
+    for i in range(len(theta)):
+        move = step * np.eye(len(theta))[i]
+        up, down = (cost.cost(theta + m, where, STRUCTURES["experts"]).verify_ms for m in (move, -move))
+        assert analytic[i] == pytest.approx((up - down) / (2 * step), rel=1e-6, abs=1e-6)
+
+
 # ------------------------------------------------------------------------------------------------- what terms answer to
 def plain_theta() -> np.ndarray:
     """A pass of 10 ms and every other term about nothing."""
