@@ -128,6 +128,56 @@ def test_gradient_of_the_log_length(logits: np.ndarray) -> None:
     assert np.all(gradient[positions >= steps] == 0.0)
 
 
+# ------------------------------------------------------------------------------------ drafts that are not always made
+REACHES = st.lists(st.floats(0.05, 1.0), min_size=10, max_size=10).map(lambda r: np.minimum.accumulate(np.array(r)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(-4.0, 4.0), min_size=1, max_size=10).map(np.array), REACHES)
+def test_gradient_where_drafts_are_not_always_made(logits: np.ndarray, reach: np.ndarray) -> None:
+    n = len(logits)
+    conditional = acceptance.sigmoid(logits)
+    value, gradient = acceptance.log_length_gradient(conditional, reach[:n])
+    expected = 1.0 + np.concatenate([[0.0], np.cumsum(reach[:n] * np.cumprod(conditional))])
+    assert np.exp(value) == pytest.approx(expected, rel=1e-12)
+    assert np.all(value <= acceptance.log_length_gradient(conditional)[0] + 1e-12)
+    assert acceptance.log_length_gradient(conditional, np.ones(n))[0] == pytest.approx(
+        acceptance.log_length_gradient(conditional)[0], rel=1e-14
+    )
+    step = 1e-5
+    for k in range(n):
+        move = step * np.eye(n)[k]
+        up = acceptance.log_length_gradient(acceptance.sigmoid(logits + move), reach[:n])[0]
+        down = acceptance.log_length_gradient(acceptance.sigmoid(logits - move), reach[:n])[0]
+        assert gradient[:, k] == pytest.approx((up - down) / (2 * step), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "drafts", "reach"),
+    [
+        ((800, 600, 300), 1000, (0.8, 0.6, 0.3)),
+        ((800, 600), 1000, (0.8, 0.6, 0.6)),  # what is not known goes on
+        ((800, 600, 300, 200, 100), 1000, (0.8, 0.6, 0.3)),
+        ((800, 900, 300), 1000, (0.8, 0.8, 0.3)),  # never more than the position before
+        ((1200, 1000, 0), 1000, (1.0, 1.0, 1e-6)),
+    ],
+)
+def test_reach_from_counts(drafted: tuple[int, ...], drafts: int, reach: tuple[float, ...]) -> None:
+    assert acceptance.reach_of(drafted, drafts, 3) == pytest.approx(reach, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(REACHES, st.integers(0, 20))
+def test_drafts_made_on_average(reach: np.ndarray, num_steps: int) -> None:
+    whole = np.append(reach, np.full(10, reach[-1]))
+    drafts = acceptance.mean_drafts(reach, np.array([num_steps, num_steps + 1]))
+    assert drafts == pytest.approx(
+        [whole[:num_steps].sum(), np.append(whole, reach[-1])[: num_steps + 1].sum()], rel=1e-12
+    )
+    assert drafts[0] <= num_steps
+    assert acceptance.mean_drafts(np.ones(3), 7.5) == pytest.approx(7.5)
+
+
 # -------------------------------------------------------------------------------------------------- means and mixtures
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(1.0, 10.0), st.floats(0.01, 10.0)), min_size=1, max_size=8))

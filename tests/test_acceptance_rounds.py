@@ -44,6 +44,16 @@ def test_the_estimate_covers_the_curve_it_was_drawn_from(conditional: tuple[floa
     assert abs(estimate.length - float(acceptance.acceptance_length(truth))) <= 4.0 * estimate.length_sd
 
 
+def test_tokens_where_a_draft_is_not_always_found() -> None:
+    c, reach = np.array([0.8, 0.7, 0.6]), np.array([0.6, 0.5, 0.2])
+    rng = np.random.default_rng(12)
+    found = np.sum(rng.uniform(size=(ROUNDS, 1)) < reach, axis=1)  # how far the drafter gets, whatever is accepted
+    tokens = 1 + np.minimum(accepted_drafts(rng, c, ROUNDS), found)
+    length = np.exp(acceptance.log_length_gradient(c, reach)[0][3])
+    assert length == within(tokens)
+    assert acceptance.mean_drafts(reach, 3) == within(found)
+
+
 def test_the_product_limit_of_cycles_of_mixed_length() -> None:
     c = np.array([0.85, 0.7, 0.6, 0.5])
     truth = acceptance.survival_from_conditional(c)

@@ -308,3 +308,56 @@ def test_derivatives_of_the_length(conditional: np.ndarray, ratio: float, limits
         assert tree.by_log_first[depth] == pytest.approx(slope, rel=1e-5, abs=1e-6)
     slope = (length(none, step) - length(none, -step)) / (2 * step)
     assert tree.by_log_ratio == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(CONDITIONALS, CONDITIONALS, RATIOS, LIMITS)
+def test_a_tree_of_given_nodes_is_smooth(
+    conditional: np.ndarray, other: np.ndarray, ratio: float, limits: tuple[int, int, int]
+) -> None:
+    # The nodes are those of the best tree at another acceptance: no kink of its choice is near by chance.
+    paths = acceptance.best_tree(other, ratio, *limits).paths
+    together = np.outer(conditional, np.cumsum(ratio ** np.arange(limits[1])))
+    assume(not np.any(np.abs(together - 1.0) < 1e-3))
+    tree = acceptance.best_tree(conditional, ratio, *limits, paths=paths)
+    assert tree.paths == paths
+    assert tree.length <= acceptance.best_tree(conditional, ratio, *limits).length + 1e-12
+    step = 1e-6
+
+    def length(log_first: np.ndarray, log_ratio: float) -> float:
+        first, moved = conditional * np.exp(log_first), ratio * np.exp(log_ratio)
+        return acceptance.best_tree(first, moved, *limits, paths=paths).length
+
+    none = np.zeros(len(conditional))
+    for depth in range(limits[0]):
+        move = step * np.eye(len(conditional))[depth]
+        slope = (length(move, 0.0) - length(-move, 0.0)) / (2 * step)
+        assert tree.by_log_first[depth] == pytest.approx(slope, rel=1e-5, abs=1e-6)
+    slope = (length(none, step) - length(none, -step)) / (2 * step)
+    assert tree.by_log_ratio == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+def test_the_best_tree_at_its_own_nodes_is_the_best_tree() -> None:
+    best = acceptance.best_tree(np.full(5, 0.6), 1.0 / 3.0, 5, 4, 24)
+    again = acceptance.best_tree(np.full(5, 0.6), 1.0 / 3.0, 5, 4, 24, paths=best.paths)
+    assert np.array(again.nodes) == pytest.approx(np.array(best.nodes), rel=1e-14)
+    assert again.length == pytest.approx(best.length, rel=1e-14)
+    assert again.by_log_first == pytest.approx(best.by_log_first, rel=1e-12)
+
+
+@pytest.mark.parametrize("limits", [(6, 3, 3), (3, 10**9, 4), (6, 2, 2)], ids=["deep", "wide", "one node"])
+def test_limits_that_the_others_cut_short(limits: tuple[int, int, int]) -> None:
+    conditional = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+    tree = acceptance.best_tree(conditional, 0.4, *limits)
+    tokens = limits[2]
+    assert tree.length == pytest.approx(
+        acceptance.best_tree(conditional, 0.4, min(limits[0], tokens), min(limits[1], tokens), tokens).length, rel=1e-14
+    )
+    assert tree.by_log_first.shape == (limits[0],)
+    assert not np.any(tree.by_log_first[tokens - 1 :])
+
+
+def test_an_endless_budget_ends() -> None:
+    tree = acceptance.best_tree(np.full(30, 0.6), 0.3, 30, 8, 10**9)
+    assert len(tree.nodes) == acceptance.MOST_TREE_TOKENS - 1
+    assert tree.length <= verify_forms.tree_length_limit(0.6 * 0.3 ** np.arange(8)) + 1e-9
