@@ -61,6 +61,8 @@ public:
     bool finite() const { return finite_; }
     std::size_t kernels() const { return kernels_; }
     double experts_touched() const { return touched_; }
+    void count_touched();
+    void draw_tokens();
     Work work() const;
 
 private:
@@ -73,6 +75,7 @@ private:
     bool finite_ = true;
     std::size_t kernels_ = 0;
     double touched_ = 0;
+    std::uint64_t draws_ = 0;
 
     void run_directly(bool on_graph_comm);
     void check(const std::vector<float>& direct);
@@ -111,7 +114,7 @@ int draft_first_rows(const Job& job, int steps);
 // What is timed and how.
 struct Region {
     std::function<void()> enqueue;     // one operation, or `repeats` of them
-    std::function<void()> before;      // queued before the start, untimed; may be empty
+    std::function<void()> before;      // queued before the start of either, untimed; may be empty
     std::function<void()> round_trip;  // the same work seen by the host, in turn with the other; may be empty
     bool gated = true;                 // queue the whole before it may start
     bool host_time = false;            // also the host's clock over launch to completion, of the same samples

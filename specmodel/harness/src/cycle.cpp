@@ -143,6 +143,7 @@ Json measure_cycle(Bench& b, const Point& p) {
     const double acceptance_length = sequences.emitted() / sequences_cycles;
     const double mean_ms = cycle.total / static_cast<double>(cycle.samples);
 
+    verify.count_touched();
     Work work = verify.work();
     if (draft) {
         const Work d = draft->work();

@@ -229,7 +229,7 @@ __global__ void argmax_reduce_kernel(std::uint64_t* best, const std::uint64_t* p
 }
 
 __global__ void argmax_final_kernel(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows,
-                                    const int* table) {
+                                    const int* table, int spread) {
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
     std::uint64_t value = 0;
@@ -238,7 +238,12 @@ __global__ void argmax_final_kernel(int* out, int out_stride, const std::uint64_
         value = other > value ? other : value;
     }
     const int index = static_cast<int>(~static_cast<std::uint32_t>(value));
-    out[static_cast<std::size_t>(row) * out_stride] = table ? table[index] : index;
+    int token = table ? table[index] : index;
+    int* to = out + static_cast<std::size_t>(row) * out_stride;
+    if (spread > 0)
+        token = static_cast<int>(mix(static_cast<std::uint64_t>(token), static_cast<std::uint64_t>(to[-1])) %
+                                 static_cast<std::uint64_t>(spread));
+    *to = token;
 }
 
 __global__ void accept_kernel(Accept a) {
@@ -251,7 +256,12 @@ __global__ void accept_kernel(Accept a) {
         if (uniform(mix(a.seed, draw) >> 16) >= a.conditional[accepted]) break;
         ++accepted;
     }
-    const int next = a.predicted[b * rows + accepted];
+    int next = a.predicted[b * rows + accepted];
+    if (a.spread > 0) {
+        const std::uint64_t draw = (a.cycle * static_cast<std::uint64_t>(a.batch) + b) * 64 + 63;
+        next = static_cast<int>((mix(a.seed, draw) + static_cast<std::uint64_t>(next)) %
+                                static_cast<std::uint64_t>(a.spread));
+    }
     a.accepted[b] = accepted;
     a.tokens[b * rows] = next;
     a.result[2 * b] = accepted + 1;
@@ -343,9 +353,9 @@ void argmax_reduce(std::uint64_t* best, const std::uint64_t* parts, int rows, cu
 }
 
 void argmax_final(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows, const int* table,
-                  cudaStream_t stream) {
-    argmax_final_kernel<<<blocks_for(static_cast<std::size_t>(rows), 128), 128, 0, stream>>>(out, out_stride, best,
-                                                                                             ranks, rows, table);
+                  int spread, cudaStream_t stream) {
+    argmax_final_kernel<<<blocks_for(static_cast<std::size_t>(rows), 128), 128, 0, stream>>>(
+        out, out_stride, best, ranks, rows, table, spread);
     LAUNCH_CHECK("argmax_final");
 }
 

@@ -62,8 +62,11 @@ inline constexpr int argmax_parts = 32;
 void argmax_partial(std::uint64_t* parts, const bf16* logits, int rows, int columns, int index_offset,
                     cudaStream_t stream);
 void argmax_reduce(std::uint64_t* best, const std::uint64_t* parts, int rows, cudaStream_t stream);
+// Random weights soon predict the same few tokens over and over, and equal tokens choose equal experts, as text does
+// not: with `spread` > 0 the token is instead drawn from [0, spread) by what was predicted and the token before it,
+// out[t * out_stride - 1].
 void argmax_final(int* out, int out_stride, const std::uint64_t* best, int ranks, int rows, const int* table,
-                  cudaStream_t stream);
+                  int spread, cudaStream_t stream);
 
 // Registers what the kernels above prefer. Once per process, like the other two.
 void prepare_elementwise();
@@ -137,6 +140,7 @@ struct Accept {
     int* result = nullptr;               // [batch, 2]: tokens emitted, next token: what the host reads
     int batch = 0;
     int steps = 0;
+    int spread = 0;  // > 0: the next token is drawn anew from [0, spread), see argmax_final
     std::uint64_t seed = 0;
     std::uint64_t cycle = 0;
 };

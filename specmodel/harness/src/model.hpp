@@ -103,6 +103,7 @@ struct Pass {
     int token_stride = 1;
     int* predicted = nullptr;  // device: argmax of each row with a head, with a stride
     int predicted_stride = 1;
+    int spread = 0;                 // see argmax_final: a drafter's tokens
     bf16* hidden_states = nullptr;  // [batch * rows, 3 hidden]: three of the target's hidden states, if wanted
     Part part = Part::all;
     int total_rows() const { return batch * rows; }

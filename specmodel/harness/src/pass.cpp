@@ -139,7 +139,7 @@ struct Flow {
             bests = w().bests;
         }
         argmax_final(p.predicted, p.predicted_stride, bests, bests == w().best ? 1 : m.world, head_rows,
-                     m.draft_to_target, stream);
+                     m.draft_to_target, p.spread, stream);
     }
 };
 

@@ -36,12 +36,7 @@ Verifier::Verifier(Bench& bench, int batch, int rows, int context, bool captured
     const bool routed = m.shape.num_experts > 0 && part != Part::comm;
     if (routed) CUDA_CHECK(cudaMemsetAsync(b_.workspace.plan, 0, 4 * sizeof(int), b_.device.stream()));
     run_directly(captured);
-    if (routed) {
-        int head[4] = {};
-        CUDA_CHECK(cudaMemcpyAsync(head, b_.workspace.plan, sizeof head, cudaMemcpyDeviceToHost, b_.device.stream()));
-        CUDA_CHECK(cudaStreamSynchronize(b_.device.stream()));
-        touched_ = head[2] > 0 ? static_cast<double>(head[plan_touched]) / head[2] : 0;
-    }
+    if (routed) count_touched();
     if (part == Part::comm) {
         CUDA_CHECK(cudaStreamSynchronize(b_.device.stream()));
     } else {
@@ -54,6 +49,22 @@ Verifier::Verifier(Bench& bench, int batch, int rows, int context, bool captured
     }
     if (captured && part == Part::comm) graph_ = Graph::capture(b_.device.stream(), [&] { run_directly(true); });
     kernels_ = graph_ ? graph_.nodes() : 0;
+}
+
+// The mean over all layers of all passes since this object was made. A routed drafter counts in the same place; then
+// the first pass's count stands.
+void Verifier::count_touched() {
+    if (b_.target.shape.num_experts == 0 || (touched_ > 0 && b_.draft.shape.num_experts > 0)) return;
+    int head[4] = {};
+    CUDA_CHECK(cudaMemcpyAsync(head, b_.workspace.plan, sizeof head, cudaMemcpyDeviceToHost, b_.device.stream()));
+    CUDA_CHECK(cudaStreamSynchronize(b_.device.stream()));
+    if (head[2] > 0) touched_ = static_cast<double>(head[plan_touched]) / head[2];
+}
+
+// New random tokens: other experts are touched.
+void Verifier::draw_tokens() {
+    fill_tokens(b_.tokens, static_cast<std::size_t>(pass_.total_rows()), b_.target.shape.vocab_size,
+                b_.job.seed + 1 + draws_++, b_.device.stream());
 }
 
 void Verifier::run_directly(bool on_graph_comm) {
@@ -99,6 +110,7 @@ void Verifier::queue_accept(std::uint64_t cycle) {
     a.batch = pass_.batch;
     // A pass wider than any chain of this job (a verify point) accepts as far as the curve goes.
     a.steps = pass_.rows - 1;
+    a.spread = b_.target.shape.vocab_size;
     a.seed = b_.job.seed;
     a.cycle = cycle;
     accept_drafts(a, b_.device.stream());
@@ -141,6 +153,7 @@ Drafter::Drafter(Bench& bench, int batch, int steps, int context, bool captured,
         p.token_stride = p.rows > 1 ? 1 : steps + 1;
         p.predicted = b_.tokens + step + 1;
         p.predicted_stride = steps + 1;
+        p.spread = b_.target.shape.vocab_size;
         passes_.push_back(p);
         if (step > 1) continue;
         const bool eagle = m.fc_input > 0;

@@ -96,8 +96,6 @@ Json work_json(const Work& w, std::size_t kernels, double touched, double bound_
 Json measure_verify(Bench& b, const Point& p) {
     Outcome o;
     Verifier pass(b, p.batch, p.tokens / p.batch, p.context_tokens, p.cuda_graph, p.part);
-    const Work work = pass.work();
-    const double bound = b.bound_ms(work);
     o.checked = pass.graph_equals_eager() && pass.finite() && b.gemm.worst_error() < 0.01;
     if (!pass.graph_equals_eager()) o.reasons.emplace_back("the captured pass does not repeat the direct one");
     if (!pass.finite()) o.reasons.emplace_back("a result is not finite");
@@ -108,8 +106,13 @@ Json measure_verify(Bench& b, const Point& p) {
     region.enqueue = [&] { pass.enqueue(); };
     region.gated = p.cuda_graph;
     if (p.part != Part::comm) region.round_trip = [&] { pass.round_trip(cycle++); };
+    // Which experts are touched depends on the tokens: every sample is a draw, as every cycle is.
+    if (b.target.shape.num_experts > 0 && p.part != Part::comm) region.before = [&] { pass.draw_tokens(); };
     const State before = b.device.state();
     const Samples s = take_samples(b.device, b.group, region, p.limits);
+    pass.count_touched();
+    const Work work = pass.work();
+    const double bound = b.bound_ms(work);
     o.record.set("regime", "weights_cold").set("work", work_json(work, pass.kernels(), pass.experts_touched(), bound));
     finish(o, s, p.part != Part::comm, bound, before, b.device.state(), b.group);
     Json check;

@@ -61,6 +61,7 @@ struct Sampler {
     }
 
     void by_host(bool keep) {
+        if (region.before) region.before();
         CUDA_CHECK(cudaStreamSynchronize(device.stream()));
         group.barrier();
         const Stopwatch host;
