@@ -25,24 +25,26 @@ TUNING_VARIABLES = frozenset(f"NCCL_{name}" for name in _TUNING_NAMES.split())
 
 _TUNING_VALUE = re.compile(r"[A-Za-z0-9_^:,;=+-]{1,80}")
 
-_SECRETS = (
-    re.compile(r"-----BEGIN [A-Z ]+-----.*", re.DOTALL),
-    re.compile(
-        r"\b(?:hf|sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|nvapi|gsk|AKIA|ASIA|AIza|ya29|npm|pypi)[-_.]?[A-Za-z0-9_.-]{10,}"
-    ),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*"),
-    re.compile(r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9+/=._-]{8,}"),
-    re.compile(
-        r"(?i)\b[\w.-]*(?:api[_-]?key|passw(?:or)?d|passphrase|secret|token|credential|authorization)s?\b['\"]?\s*[=:]\s*['\"]?[^\s'\",;)]+"
-    ),
-    re.compile(r"\b[a-z][a-z0-9+.-]*://\S+"),
-    re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*"),
-    re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?"),
-    re.compile(r"(?<![\w.])(?:/|~/|[A-Za-z]:\\)[^\s'\",;)]+"),
-    re.compile(r"\b[0-9a-f]{32,}\b"),
-    re.compile(
-        r"(?<![A-Za-z0-9+/])(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]{32,}={0,2}"
-    ),
+MAX_TEXT = 2000
+_PLAIN = re.compile(r"[A-Za-z_ ]{0,40}")
+_SECRET = re.compile(
+    "|".join(
+        (
+            r"-----BEGIN [A-Z ]+-----(?s:.*)",
+            r"\b(?:hf|sk|pk|rk|ghp|gho|ghs|github_pat|glpat|xox[abprs]|nvapi|gsk|AKIA|ASIA|AIza|ya29|npm|pypi)"
+            r"[-_.]?[A-Za-z0-9_.-]{10,}",
+            r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*",
+            r"\b(?i:bearer|basic)\s+[A-Za-z0-9+/=._-]{8,}",
+            r"(?i:[\w.-]{0,40}(?:api[_-]?key|passw(?:or)?d|passphrase|secret|token|credential|authorization)s?)"
+            r"\b['\"]?\s*[=:]\s*['\"]?[^\s'\",;)]+",
+            r"\b[a-z][a-z0-9+.-]{0,20}://\S+",
+            r"\b[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)*",
+            r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])(?::\d+)?",
+            r"(?<![\w.])(?:/|~/|[A-Za-z]:\\)[^\s'\",;)]+",
+            r"\b[0-9a-f]{32,}\b",
+            r"(?<![A-Za-z0-9+/])(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])(?=[A-Za-z+/]*[0-9])[A-Za-z0-9+/]{32,}={0,2}",
+        )
+    )
 )
 
 
@@ -53,6 +55,8 @@ def tuning_variable(name: str, value: str) -> bool:
 
 def model_name(path: str) -> str | None:
     """Return the name of a model without its folders and owner; Hugging Face cache folders are understood."""
+    if len(path) > MAX_TEXT:
+        return None
     parts = [part for part in re.split(r"[/\\]+", path.strip().strip("'\"")) if part not in ("", ".", "..", "~")]
     for part in parts:
         if part.startswith("models--"):
@@ -65,9 +69,9 @@ def model_name(path: str) -> str | None:
 
 def clean(text: str) -> str:
     """Return the text with everything that looks like a secret, an address or a path replaced by a mark."""
-    for pattern in _SECRETS:
-        text = pattern.sub("[redacted]", text)
-    return text
+    if _PLAIN.fullmatch(text):
+        return text
+    return _SECRET.sub("[redacted]", text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ...")
 
 
 def sweep(value: Any) -> Any:

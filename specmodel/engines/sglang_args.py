@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from specmodel.engines.reading import CUSTOM_ALLREDUCE, NCCL_ALLREDUCE, Reading, Shape
@@ -79,18 +78,20 @@ class ServerArgs:
         return CUSTOM_ALLREDUCE
 
 
-@cache
-def _field(name: str) -> re.Pattern[str]:
-    value = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|[^,\s()\[\]{}'\"]+"
-    return re.compile(rf"(?<![\w.])['\"]?{name}['\"]?\s*[=:]\s*({value})(?=\s*[,)}}\]])")
+_FIELD = re.compile(
+    r"(?<![\w.])['\"]?(\w+)['\"]?\s*[=:]\s*"
+    r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|[^,\s()\[\]{}'\"]+)(?=\s*[,)}\]])"
+)
 
 
 def from_text(text: str) -> ServerArgs:
     """Read the arguments from the text of a log line; what a cut line lacks is unknown."""
+    fields: dict[str, str] = {}
+    for name, value in _FIELD.findall(text):
+        fields.setdefault(name, value)
 
     def get(name: str) -> Any:
-        found = _field(name).search(text)
-        return _plain(found[1]) if found else None
+        return _plain(fields[name]) if name in fields else None
 
     return _read(get)
 
