@@ -69,8 +69,14 @@ FORMATS = {
 SHORT = {
     "sglang-log": ((b"server_args", 1), (b"apture", 6), (b"nccl==", 1), (b"Prefill", 1), (b"Decode", 9)),
     "sglang-log-tree": ((b"server_args", 1), (b"apture", 6), (b"NCCL", 1), (b"Prefill", 1), (b"Decode", 9)),
-    "vllm-log": ((b"non-default", 1), (b"Initializing", 1), (b"apturing", 3), (b"Iteration(", 6), (b"metrics.py", 3))
-    + ((b"loggers.py", 3),),
+    "vllm-log": (
+        (b"non-default", 1),
+        (b"Initializing", 1),
+        (b"apturing", 3),
+        (b"Iteration(", 6),
+        (b"metrics.py", 3),
+        (b"loggers.py", 3),
+    ),
     "trtllm-log": ((b"iter = ", 9),),
     "nccl-table": ((b"#", 20), (b"half", 12)),
     "nccl-table-old": ((b"#", 20), (b"half", 12)),
