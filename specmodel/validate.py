@@ -20,7 +20,16 @@ from specmodel.model import FittedModel
 from specmodel.prediction import Prediction
 from specmodel.speeds import Noise, stated_speed
 
-__all__ = ["Acceptance", "ValidatedRow", "ValidationReport", "Verdict", "cross_validate", "validate"]
+__all__ = [
+    "Acceptance",
+    "ValidatedRow",
+    "ValidationReport",
+    "Verdict",
+    "cross_validate",
+    "measured_tok_s",
+    "prediction_of",
+    "validate",
+]
 
 Verdict = Literal["inside", "slower", "faster", "impossible"]
 Acceptance = Literal["stated", "fitted"]
@@ -125,7 +134,8 @@ def _knows(model: FittedModel, workload: str) -> bool:
     )
 
 
-def _predict(model: FittedModel, row: CycleRow, acceptance_length: float | None) -> Prediction:
+def prediction_of(model: FittedModel, row: CycleRow, acceptance_length: float | None) -> Prediction:
+    """Predict what a row measured: at an acceptance length, or at the fitted one where that is None."""
     # Where the acceptance is given, or nothing is drafted, the workload does not matter and may be a new one.
     free = not _knows(model, row.workload) and (acceptance_length is not None or row.num_steps == 0)
     drafted = row.mean_draft_tokens if row.topk == 1 and row.num_steps else None
@@ -150,13 +160,13 @@ def _check(model: FittedModel, row: CycleRow, rows: Sequence[CycleRow], acceptan
     own = row.acceptance_length if row.num_steps else None
     length = own if acceptance == "stated" else None
     # Where a workload is known from the row alone, its acceptance cannot be predicted.
-    fitted = _predict(model, row, None) if length is None or _knows(model, row.workload) else None
+    fitted = prediction_of(model, row, None) if length is None or _knows(model, row.workload) else None
     if row.cycle_ms is not None or row.range_cycle_ms is not None:
         # A cycle time says nothing about acceptance: compare at one acceptance length, whichever it is.
         length = own if own is not None else float(fitted.acceptance_length) if fitted is not None else None
-    prediction = _predict(model, row, length) if length is not None or fitted is None else fitted
+    prediction = prediction_of(model, row, length) if length is not None or fitted is None else fitted
     low, high = prediction.interval(_LEVEL)
-    measured = _tok_s(row, float(prediction.acceptance_length))
+    measured = measured_tok_s(row, float(prediction.acceptance_length))
     reason = _impossible(model, row, measured, rows)
     return ValidatedRow(
         row=row,
@@ -170,7 +180,7 @@ def _check(model: FittedModel, row: CycleRow, rows: Sequence[CycleRow], acceptan
     )
 
 
-def _tok_s(row: CycleRow, acceptance_length: float) -> float:
+def measured_tok_s(row: CycleRow, acceptance_length: float) -> float:
     """Total tok/s of a row; a cycle time becomes one by an acceptance length."""
     if row.tok_s_at_most is not None:
         return row.tok_s_at_most
@@ -207,7 +217,7 @@ def _impossible(model: FittedModel, row: CycleRow, measured: float, rows: Sequen
     if row.tok_s_at_most is not None:
         return ""
     plain = [
-        _tok_s(r, 1.0)
+        measured_tok_s(r, 1.0)
         for r in rows
         if r.num_steps == 0
         and not r.speculating
