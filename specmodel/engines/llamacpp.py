@@ -185,7 +185,7 @@ class LlamaLog:
         if found := _SIMPLE.match(text):
             self._simple[found[1]] = int(found[2])
         elif found := _DECODED.match(text):
-            self._decoded = (int(found[1]), float(found[2]))
+            self._decoded = (int(found[1]), 1e3 * float(found[2]))
 
     def finish(self) -> Reading | None:
         """Return what was printed; None if it is nothing of llama.cpp."""
@@ -198,7 +198,7 @@ class LlamaLog:
         self._server()
         return reading
 
-    def _speculative_simple(self, decoded: int, seconds: float) -> None:
+    def _speculative_simple(self, decoded: int, decode_ms: float) -> None:
         reading = self.reading
         steps, predicted, drafted, accepted = (
             self._simple[name] for name in (b"draft", b"predict", b"drafted", b"accept")
@@ -209,14 +209,14 @@ class LlamaLog:
             or accepted > drafted
             or steps < 1
             or abs(decoded - predicted) > 1
-            or seconds <= 0
+            or decode_ms <= 0
             or drafted > steps * cycles
         ):
             reading.dropped["print-out whose numbers contradict each other"] += 1
             return
         reading.used["print-outs"] += 1
-        cycle = 1e3 * seconds / cycles
-        note = f"{reading.source}: decoded in {seconds:g} s over n_predict - n_accept = {cycles} cycles"
+        cycle = decode_ms / cycles
+        note = f"{reading.source}: decoded in {decode_ms:g} ms over n_predict - n_accept = {cycles} cycles"
         row = {"num_steps": steps, "batch": 1, "acceptance_length": rounded(predicted / cycles, 7)}
         if steps * cycles - drafted > steps:
             row["mean_draft_tokens"] = rounded(drafted / cycles)

@@ -62,13 +62,14 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
         for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
     by_position = scrape.positions("llamacpp:spec_decode_num_accepted_tokens_per_pos", "position")
-    tokens, seconds = scrape.total("llamacpp:tokens_predicted"), scrape.total("llamacpp:tokens_predicted_seconds")
+    tokens = scrape.total("llamacpp:tokens_predicted")
+    predict_ms = 1e3 * (scrape.total("llamacpp:tokens_predicted_seconds") or 0.0)
     busy = scrape.mean("llamacpp:n_busy_slots_per_decode") or 1.0
     if not drafts:
-        if tokens and seconds and busy < 1.05:
+        if tokens and predict_ms and busy < 1.05:
             note = f"{reading.source}: tokens_predicted_seconds over tokens_predicted {since}"
             reading.cycles.append(
-                {"num_steps": 0, "batch": 1} | summarise([1e3 * seconds / tokens]).row("cycle_ms") | {"note": note}
+                {"num_steps": 0, "batch": 1} | summarise([predict_ms / tokens]).row("cycle_ms") | {"note": note}
             )
         return
     falling = all(a >= b for a, b in zip([drafts, *by_position], by_position, strict=False))
@@ -87,7 +88,7 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
         reading.acceptance.append(shape.row() | entry)
     else:
         add_length(reading, shape, 1 + accepted / drafts, note, drafts)
-    if tokens and seconds and busy < 1.05:
+    if tokens and predict_ms and busy < 1.05:
         cycles = tokens - accepted
         if drafts < 0.95 * cycles:
             reading.dropped["not timed: passes without drafts are in the same counters"] += round(cycles - drafts)
@@ -96,4 +97,4 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
         if drafted < 0.98 * steps * drafts:
             row["mean_draft_tokens"] = rounded(drafted / cycles)
         note = f"{reading.source}: tokens_predicted_seconds over predicted - accepted tokens {since}"
-        reading.cycles.append(row | summarise([1e3 * seconds / cycles]).row("cycle_ms") | {"note": note})
+        reading.cycles.append(row | summarise([predict_ms / cycles]).row("cycle_ms") | {"note": note})

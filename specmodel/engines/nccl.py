@@ -80,10 +80,11 @@ def _table_row(reading: Reading, rows: list[Any], found: re.Match[str]) -> None:
     sides = columns[:4], columns[width : width + 4]
     times, ratios = [], []
     for time, algbw, busbw, _ in sides:
-        us = _float(time)
-        times.append(us / 1e3 if us else None)
+        ms = _float(time)
+        ms = ms / 1e3 if ms else None  # printed in microseconds
+        times.append(ms)
         bandwidth, bus = _float(algbw), _float(busbw)
-        if us and bandwidth and bandwidth > 1 and abs(size / us / 1e3 / bandwidth - 1) > 0.02:
+        if ms and bandwidth and bandwidth > 1 and abs(size / ms / 1e6 / bandwidth - 1) > 0.02:
             reading.dropped["rows whose time and bandwidth contradict each other"] += 1
             return
         if bandwidth and bus and bandwidth > 1:
@@ -173,15 +174,14 @@ def tests_json(reading: Reading, documents: Iterable[Any], given: Given) -> None
             if any("cpu_time" in side for side in sides):
                 reading.dropped["results in CPU time"] += 1
                 continue
-            times = [number(side, "time") for side in sides]
+            times = [t / 1e3 if (t := number(side, "time")) else None for side in sides]  # in microseconds
             bandwidths = [(number(side, "alg_bw"), number(side, "bus_bw")) for side in sides]
             pairs = zip(times, bandwidths, strict=True)
-            if size and any(us and alg and abs(size / us / 1e3 / alg - 1) > 0.02 for us, (alg, _) in pairs):
+            if size and any(ms and alg and abs(size / ms / 1e6 / alg - 1) > 0.02 for ms, (alg, _) in pairs):
                 reading.dropped["results whose time and bandwidth contradict each other"] += 1
                 continue
             ratios = [bus / alg for alg, bus in bandwidths if alg and bus]
-            first, second = (ms / 1e3 if ms else None for ms in times)
-            rows.append((size, (first, second), sum(ratios) / len(ratios) if ratios else None))
+            rows.append((size, (times[0], times[1]), sum(ratios) / len(ratios) if ratios else None))
         _add_rows(reading, rows, ranks, whole(config, "graph", low=0), None)
 
 
