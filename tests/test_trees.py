@@ -361,3 +361,9 @@ def test_an_endless_budget_ends() -> None:
     tree = acceptance.best_tree(np.full(30, 0.6), 0.3, 30, 8, 10**9)
     assert len(tree.nodes) == acceptance.MOST_TREE_TOKENS - 1
     assert tree.length <= verify_forms.tree_length_limit(0.6 * 0.3 ** np.arange(8)) + 1e-9
+
+
+def test_every_node_but_the_root_may_be_a_sibling() -> None:
+    tree = acceptance.best_tree([0.2, 0.2], 0.9, 2, 9, 4)
+    assert [(depth, rank) for depth, rank, _ in tree.nodes] == [(1, 0), (1, 1), (1, 2)]
+    assert tree.length == pytest.approx(1.0 + 0.2 * (1.0 + 0.9 + 0.81), rel=1e-14)
