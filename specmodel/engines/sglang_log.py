@@ -80,6 +80,7 @@ class SglangLog:
         self._ranks: dict[bytes, list[Any]] = {}
         self._graph = [0, 0]
         self._decode_lines = [0, 0]
+        self._mixed = False
 
     @property
     def sure(self) -> bool:
@@ -197,7 +198,7 @@ class SglangLog:
             return max(length, 1.0)
         rate = float(rate_text)
         if shape is None:
-            self._pairs.append((length_text, rate_text))
+            self._pairs += [(length_text, rate_text)] * (len(self._pairs) < MAX_KINDS)
         elif self._rate_is_defined():
             holds = definitions(length, rate, shape)
             self._eras.update(holds or ("none",))
@@ -221,9 +222,10 @@ class SglangLog:
             and args != self.args
             and (self.args.system != args.system or self.args.flags != args.flags)
         ):
+            self._mixed = True
             self.reading.questions.append(
                 f"line {line}: another server starts here, with other parallel sizes or all-reduce flags than before; "
-                "split the log there and ingest the parts one by one"
+                "split the log there and ingest the parts one by one. Its numbers are left out"
             )
         self.args = args
         self._switch(self.given.shape if args.shape is None and args.speculating else args.shape)
@@ -261,6 +263,8 @@ class SglangLog:
         seen = self._decode_lines[0] or self.args is not None or captures.lines[0] or reading.evidence
         if not seen:
             return None
+        if self._mixed:
+            return reading
         if self.args is not None:
             self.args.into(reading)
         reading.system.setdefault("engine", "sglang")
