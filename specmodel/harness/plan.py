@@ -232,6 +232,7 @@ def _allreduce_points(request: Request) -> Iterable[Point]:
                 key=f"allreduce/{size_bytes}/{'graph' if in_graph else 'eager'}/{regime}",
                 fields={"kind": "allreduce", "size_bytes": size_bytes, "in_graph": in_graph, "regime": regime},
                 estimate_ms=0.02 + size_bytes / 3e8,
+                default_comm_only=(in_graph, regime) != (True, "hot"),
             )
 
 

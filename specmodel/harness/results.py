@@ -12,6 +12,7 @@ __all__ = ["addition_errors", "calibration_of", "dispositions", "unmeasured"]
 
 _METHODS = {"eagle3": "eagle3", "model": "draft_model"}
 _DIGITS = 6
+_HEALTHY = ("ok", "not_measured")  # of a setting: with one GPU there is nothing to measure
 _USABLE = ("ok", "noisy", "throttled")
 _NOTES = {
     "noisy": "noisy: the 95 % half-width of the median is above 0.5 %",
@@ -86,7 +87,9 @@ def _evidence(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     world = content["run"]["world"]
     for name, setting in content["comm"].items():
         chosen = _chosen(setting["nccl"].get("selected", {}))
-        if setting["disposition"] not in ("ok", "not_measured"):
+        if setting["disposition"] == "not_run":
+            continue
+        if setting["disposition"] not in _HEALTHY:
             text = f"{name}: {setting['disposition']}"
         elif chosen:
             text = f"{name}: {chosen}"
@@ -115,7 +118,7 @@ def _caveats(content: Mapping[str, Any]) -> list[str]:
         "draft and all-reduce: by GPU events",
         "time_ms is the median of the medians of separate processes; sd_ms / sqrt(samples) is its standard error, "
         "differences between processes included",
-        f"up to {effort['repeats']} repeats in fresh processes, shuffled; cycles in {effort['cycle_repeats']}",
+        f"whole sweeps in fresh processes, shuffled: {_sweeps(content)}; cycles in {effort['cycle_repeats']}",
     ]
     if measured.get("copy_bytes_per_ms"):
         copy, gemm = measured["copy_bytes_per_ms"] / 1e9, (measured.get("gemm_flops_per_ms") or 0.0) / 1e9
@@ -126,6 +129,11 @@ def _caveats(content: Mapping[str, Any]) -> list[str]:
     lines += [note for shape in shapes for note in shape.get("notes", ())]
     lines += [f"left out, {text}" for text in unmeasured(content, limit=8)]
     return lines
+
+
+def _sweeps(content: Mapping[str, Any]) -> int:
+    """Count the repeats that were run, of those that the effort allowed."""
+    return len({run["repeat"] for point in content["points"] for run in point["runs"]})
 
 
 _VERSIONS = {
@@ -143,11 +151,13 @@ def dispositions(content: Mapping[str, Any]) -> Counter[str]:
 
 
 def unmeasured(content: Mapping[str, Any], limit: int) -> list[str]:
-    """Name the points that ended in no usable number, with why; at most `limit`, the rest as a count."""
+    """Name the settings and points that ended in no trusted number, with why; at most `limit` points."""
+    lost = {name: setting for name, setting in content["comm"].items() if setting["disposition"] not in _HEALTHY}
+    texts = [f"setting {name}: {', '.join([s['disposition'], *s['reasons'][:1]])}" for name, s in lost.items()]
     bad = [point for point in content["points"] if point["disposition"] not in ("ok", "noisy")]
-    texts = [
-        f"{point['key']} ({point['comm']}): {point['disposition']}"
-        + (f", {point['reasons'][0]}" if point["reasons"] else "")
+    bad = [point for point in bad if point["comm"] not in lost]
+    texts += [
+        f"{point['key']} ({point['comm']}): {', '.join([point['disposition'], *point['reasons'][:1]])}"
         for point in bad[:limit]
     ]
     return texts + ([f"and {len(bad) - limit} more"] if len(bad) > limit else [])

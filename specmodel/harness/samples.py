@@ -153,6 +153,8 @@ def _comm(plan: Plan, setting: CommPlan, folder: Path, starts: Mapping[str, Any]
     )
     start = starts.get(setting.name, {})
     nccl = probe.get("nccl", {}) if plan.request.world > 1 else {}
+    if not lost and plan.request.world > 1 and not start:
+        lost = {"disposition": "not_run", "reasons": ["the run ended before its turn"]}
     return {
         "env": setting.env,
         "flags": list(setting.flags),
