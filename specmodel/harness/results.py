@@ -103,7 +103,7 @@ def _evidence(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return entries
 
 
-def _caveats(content: Mapping[str, Any]) -> list[str]:
+def _caveats(content: Mapping[str, Any], accepted: Iterable[str]) -> list[str]:
     software, measured, effort = content["software"], content["measured"], content["run"]["effort"]
     world = content["run"]["world"]
     devices = content["devices"]
@@ -127,7 +127,7 @@ def _caveats(content: Mapping[str, Any]) -> list[str]:
     lines += [f"flagged by the machine: {flag}" for flag in content.get("flags", [])]
     shapes = [content["target"], *([content["draft"]["shape"]] if content["draft"] else [])]
     lines += [note for shape in shapes for note in shape.get("notes", ())]
-    lines += [f"left out, {text}" for text in unmeasured(content, limit=8)]
+    lines += [f"left out, {text}" for text in unmeasured(content, 8, accepted)]
     return lines
 
 
@@ -150,11 +150,11 @@ def dispositions(content: Mapping[str, Any]) -> Counter[str]:
     return Counter(point["disposition"] for point in content["points"])
 
 
-def unmeasured(content: Mapping[str, Any], limit: int) -> list[str]:
-    """Name the settings and points that ended in no trusted number, with why; at most `limit` points."""
+def unmeasured(content: Mapping[str, Any], limit: int, accepted: Iterable[str] = ("ok", "noisy")) -> list[str]:
+    """Name the settings and points that ended in no accepted number, with why; at most `limit` points."""
     lost = {name: setting for name, setting in content["comm"].items() if setting["disposition"] not in _HEALTHY}
     texts = [f"setting {name}: {', '.join([s['disposition'], *s['reasons'][:1]])}" for name, s in lost.items()]
-    bad = [point for point in content["points"] if point["disposition"] not in ("ok", "noisy")]
+    bad = [point for point in content["points"] if point["disposition"] not in set(accepted)]
     bad = [point for point in bad if point["comm"] not in lost]
     texts += [
         f"{point['key']} ({point['comm']}): {', '.join([point['disposition'], *point['reasons'][:1]])}"
@@ -212,7 +212,8 @@ def calibration_of(
     """
     from specmodel import io
 
-    rows = _rows(content, _USABLE if keep_noisy else ("ok",))
+    accepted = _USABLE if keep_noisy else ("ok",)
+    rows = _rows(content, accepted)
     target, draft, world = content["target"], content["draft"], content["run"]["world"]
     steps = [point["num_steps"] for point in content["points"] if point["kind"] == "cycle"]
     device = content["devices"][0].get("name", "unknown") if content["devices"] else "unknown"
@@ -245,7 +246,7 @@ def calibration_of(
         "provenance": {
             "source": f"{tool} measure; raw samples {samples_name}, sha256 {samples_sha256}",
             "date": content["run"]["started"][:10],
-            "caveats": _caveats(content),
+            "caveats": _caveats(content, accepted),
         },
         "system": {
             "gpu": gpu,
