@@ -16,7 +16,7 @@ from specmodel.allreduce import AllreduceCurve, other_width
 from specmodel.calibration import Calibration, CycleRow, VerifyRow
 from specmodel.deployment import deployment_of, draft_mode_of
 from specmodel.fit import fit
-from specmodel.heldout import HeldOut, Setting, Task, point, settings_of
+from specmodel.heldout.points import HeldOut, Setting, Task, point, settings_of
 from specmodel.model import FittedModel
 from specmodel.speeds import Noise, spread
 from specmodel.validate import prediction_of

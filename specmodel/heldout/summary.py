@@ -10,15 +10,15 @@ import numpy as np
 
 from specmodel.calibration import Calibration
 from specmodel.findings import findings_of
-from specmodel.heldout import Decision, HeldOut, Task
-from specmodel.heldout_tables import SPARSE_TOKENS, OtherWidth, Transfer
+from specmodel.heldout.points import Decision, HeldOut, Task
+from specmodel.heldout.tables import SPARSE_TOKENS, OtherWidth, Transfer
 
 __all__ = ["Aim", "Summary", "aims_of", "likely_reason", "summary_of", "worst_of"]
 
 _TELLING = re.compile(
-    r"nois|prefill|varie|vary|may be|cannot be|inferred|one data-parallel|throttl|another run|stale|approximate|host work"
-    r"|one prompt|runs\b|before a fix|not amortise|concurrency|lossy|degenerate|together|narrower|steps at|cut off"
-    r"|conver|rounded|AL |headline|overall rate|from the aggregate|inconsisten|disagree"
+    r"nois|prefill|varie|vary|may be|cannot be|inferred|one data-parallel|throttl|another run|stale|approximate"
+    r"|host work|one prompt|runs\b|before a fix|not amortise|concurrency|lossy|degenerate|together|narrower"
+    r"|steps at|cut off|conver|rounded|AL |headline|overall rate|from the aggregate|inconsisten|disagree"
 )
 _MOST_CAVEATS = 2
 
@@ -128,7 +128,7 @@ def aims_of(
         regrets = [d.regret for d in decisions if d.blind == blind]
         if regrets:
             out.append(Aim(what=what, figure="mean regret", limit=mean, value=float(np.mean(regrets))))
-            if worst:
+            if worst is not None:
                 out.append(Aim(what=what, figure="largest regret", limit=worst, value=max(regrets)))
     if transfers:
         errors = np.abs([t.error for t in transfers])
@@ -168,9 +168,8 @@ def likely_reason(cal: Calibration, p: HeldOut) -> str:
         reasons.append(f"{how} is off by {_signed(simple)} too")
     if p.row.note:
         reasons.append(f"its note: {p.row.note}")
-    for finding in findings_of(cal):
-        if finding.section == "cycles" and cal.measurements.cycles[finding.row] == p.row:
-            reasons.append(finding.text)
+    cycles = cal.measurements.cycles
+    reasons += [f.text for f in findings_of(cal) if f.section == "cycles" and cycles[f.row] == p.row]
     telling = [c for c in cal.provenance.caveats if _TELLING.search(c)]
     reasons += [f"caveat: {' '.join(c.split())}" for c in telling[:_MOST_CAVEATS]]
     return "; ".join(reasons)

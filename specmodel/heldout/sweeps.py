@@ -14,7 +14,7 @@ from specmodel.calibration import Calibration, CycleRow, Validation
 from specmodel.decide import optimize
 from specmodel.errors import SpecModelError
 from specmodel.fit import fit
-from specmodel.heldout import (
+from specmodel.heldout.points import (
     Decision,
     HeldOut,
     Results,

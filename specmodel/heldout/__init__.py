@@ -1,0 +1,1 @@
+"""What was held out of the committed calibrations, predicted and written up: the rooms of the validation page."""
