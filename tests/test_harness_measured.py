@@ -1,0 +1,71 @@
+"""The committed measurements: their raw samples keep to the schema and give the calibrations beside them."""
+
+import gzip
+import hashlib
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import specmodel
+from specmodel import io
+from specmodel.harness.results import addition_errors, calibration_of
+from specmodel.harness.samples import json_schema, read_samples
+
+MEASURED = Path(specmodel.__file__).parent.parent / "calibrations" / "measured"
+SAMPLES = sorted(MEASURED.glob("*.samples.json.gz"))
+
+
+def test_there_are_measurements_with_raw_samples():
+    assert {path.name.partition(".samples")[0] for path in SAMPLES} >= {
+        "h200-llama-3.1-8b",
+        "h200-qwen3-30b-a3b",
+        "h200x2-llama-3.3-70b-nccl",
+    }
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name.partition(".samples")[0])
+def test_the_calibration_is_what_its_samples_say(path):
+    content = read_samples(path)
+    jsonschema.validate(content, json_schema())
+    name, digest = path.name.partition(".samples")[0], hashlib.sha256(path.read_bytes()).hexdigest()
+    committed = io.load(MEASURED / f"{name}.yaml")
+    assert digest in str(committed.provenance.source)
+    made = calibration_of(content, name=name, samples_name=path.name, samples_sha256=digest, keep_noisy=True)
+    assert committed.measurements == made.measurements
+    assert committed.acceptance == made.acceptance
+    assert committed.comm == made.comm
+    # Cycles may be left out, with a caveat that says so, but none is changed.
+    left_out = [row for row in made.validation.cycles if row not in committed.validation.cycles]
+    assert [row for row in committed.validation.cycles if row not in made.validation.cycles] == []
+    assert bool(left_out) == any(
+        "left out (they are in the raw samples)" in text for text in committed.provenance.caveats
+    )
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name.partition(".samples")[0])
+def test_raw_samples_are_small_and_hold_nothing_of_the_machine(path):
+    assert path.stat().st_size < 2_000_000
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert re.findall(r"/(?:home|root|tmp|usr|opt|var)/", text) == []
+    assert [word for word in ("TOKEN", "SECRET", "PASSWORD", "LD_LIBRARY_PATH") if word in text] == []
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name.partition(".samples")[0])
+def test_validated_cycles_are_the_sum_of_their_parts(path):
+    """What the tables and the cycles measure is the same thing: half of the cycles within one percent."""
+    name = path.name.partition(".samples")[0]
+    kept = {
+        (row.comm, row.num_steps, row.batch, row.context_tokens, row.cuda_graph, row.graph_scope)
+        for row in io.load(MEASURED / f"{name}.yaml").validation.cycles
+    }
+    errors = []
+    for point, error in addition_errors(read_samples(path)):
+        scope = "cycle" if point.get("graph_scope") == "cycle" and point["num_steps"] else None
+        graph = point["cuda_graph"] or not point["num_steps"]
+        where = (point["comm"], point["num_steps"], point["batch"], point["context_tokens"], graph, scope)
+        if where in kept:
+            errors.append(abs(error))
+    assert len(errors) >= 0.9 * len(kept)
+    assert sorted(errors)[len(errors) // 2] < 0.01
