@@ -28,6 +28,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -118,13 +120,25 @@ def words(line: str) -> tuple[list[str], list[str]]:
 
 
 def renewed(shown: tuple[str, ...], printed: list[str]) -> list[str]:
-    """The lines that a page shows, cut as they are, with the numbers that are printed now; all lines if that fails."""
-    lines, left = [], iter(printed)
-    for line in shown:
-        now = "..." if line.strip() == "..." else next((p for p in left if words(p)[0] == words(line)[0]), None)
-        lines.append(now)
-    fitting = [line for line in lines if line is not None]
-    return fitting if same(tuple(fitting), printed) else printed
+    """The lines that a page shows, cut where they are cut, as they are printed now; all lines if that fails."""
+    lines: list[str] = []
+    at = 0
+    for cut, part in groupby(shown, key=lambda line: line.strip() == "..."):
+        run = list(part)
+        if cut:
+            lines.append("...")
+            continue
+        first = most_alike(run[0], printed, at)
+        at = most_alike(run[-1], printed, first) + 1
+        lines += printed[first:at]
+    return lines if same(tuple(lines), printed) else printed
+
+
+def most_alike(line: str, printed: list[str], start: int) -> int:
+    """Index from `start` on of the printed line that is most like a shown one, the first of equals."""
+    wanted = words(line)[0]
+    likeness = [SequenceMatcher(None, wanted, words(other)[0]).ratio() for other in printed[start:]]
+    return start + likeness.index(max(likeness)) if likeness else start
 
 
 def near(shown: str, printed: str) -> bool:

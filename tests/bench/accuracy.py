@@ -26,7 +26,7 @@ from specmodel.validate import ValidatedRow
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 TABLE = re.compile(r"(<!-- accuracy -->\n).*?(<!-- end -->)", re.DOTALL)
-MOST_SETTINGS = 10  # of one file, evenly spread; more change the numbers little and take long
+MOST_SETTINGS = 6  # of one file, evenly spread; more change the numbers little and take long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
