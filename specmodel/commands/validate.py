@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specmodel.commands import options, output
@@ -19,6 +20,7 @@ EXAMPLES = """\
   specmodel validate calib.yaml measured.yaml                 field measurements, in the same format
   specmodel validate calib.yaml measured.yaml --tolerance 5   exit code 1 where a row is off by more than 5 %
   specmodel validate calib.yaml        the file's own `validation`, and each of its cycles left out in turn
+  specmodel validate --page docs/validation.md calibrations/*/*.yaml   a page on all of them, with figures
 """
 _MOST_SETTINGS = 200
 _WORTH_SHOWING_MS = 1000.0
@@ -28,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `specmodel validate`."""
     options.add_calibration(parser)
     parser.add_argument(
-        "measured", nargs="?", metavar="MEASURED", help="measured cycles, in the same format; - is standard input"
+        "measured", nargs="*", metavar="MEASURED", help="measured cycles, in the same format; - is standard input"
+    )
+    parser.add_argument(
+        "--page",
+        metavar="FILE",
+        help="write a Markdown page on every given calibration, failures first, and its figures to images/ beside it",
     )
     parser.add_argument(
         "--tolerance",
@@ -57,11 +64,16 @@ def run(args: argparse.Namespace) -> int:
     """
     from specmodel.errors import UsageError
 
-    if args.calibration == args.measured == "-":
+    if args.page is not None:
+        return _page(args)
+    if len(args.measured) > 1:
+        raise UsageError("one MEASURED file is compared with a calibration; more than two files are for --page FILE")
+    measured = args.measured[0] if args.measured else None
+    if args.calibration == measured == "-":
         raise UsageError("standard input can be only one of the two files")
     cal = output.load(args.calibration, args)
     output.one_thread()
-    reports = _measured(cal, args) if args.measured is not None else _own(cal, args)
+    reports = _measured(cal, measured, args) if measured is not None else _own(cal, args)
     rows = [row for _, report in reports for row in report.rows]
     beyond = [] if args.tolerance is None else [r for _, report in reports for r in report.beyond(args.tolerance)]
     if args.json:
@@ -88,17 +100,50 @@ def run(args: argparse.Namespace) -> int:
     return 1 if beyond else 0
 
 
-def _measured(cal: Calibration, args: argparse.Namespace) -> list[tuple[str, ValidationReport]]:
+def _page(args: argparse.Namespace) -> int:
+    from specmodel.errors import SpecModelError, UsageError
+
+    page, files = Path(args.page), [args.calibration, *args.measured]
+    if args.json or args.tolerance is not None:
+        raise UsageError("--page goes with neither --json nor --tolerance")
+    if page.is_dir() or not page.parent.is_dir():
+        raise UsageError(f"--page {args.page}: name a file in a directory that exists")
+    cals = [output.load(path, args) for path in files]
+    output.one_thread()
+    from specmodel.validation_page import write_page
+
+    try:
+        evidence = write_page(cals, page, f"specmodel validate --page {args.page} {_pattern(files)}", _progress(args))
+    except OSError as error:
+        raise SpecModelError(f"{error.filename or args.page} cannot be written: {error.strerror}") from error
+    inside = sum(p.inside() for p in evidence.points)
+    text = f"{args.page}: {len(cals)} calibrations, {inside} of {len(evidence.points)} predictions inside their 90 %"
+    output.write(f"{text} interval\n")
+    return 0
+
+
+def _pattern(files: Sequence[str]) -> str:
+    """Name many files as the shell pattern that they probably came from."""
+    folders = sorted({str(Path(f).parent) for f in files})
+    above = {str(Path(f).parent) for f in folders}
+    if len(files) < 4:
+        return " ".join(files)
+    if len(folders) > 1 and len(above) == 1:
+        return f"{above.pop()}/*/*.yaml"
+    return " ".join(f"{folder}/*.yaml" for folder in folders)
+
+
+def _measured(cal: Calibration, path: str, args: argparse.Namespace) -> list[tuple[str, ValidationReport]]:
     from specmodel.fit import fit
     from specmodel.validate import validate
 
-    other = output.load(args.measured, args)
+    other = output.load(path, args)
     cycles: tuple[CycleRow, ...] = (*other.measurements.cycles, *other.validation.cycles)
     if not cycles:
         from specmodel.errors import CalibrationError
 
         raise CalibrationError.single(
-            "<stdin>" if args.measured == "-" else args.measured,
+            "<stdin>" if path == "-" else path,
             "a file with cycles",
             "one without",
             "put what was measured under measurements.cycles",

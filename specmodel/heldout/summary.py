@@ -103,7 +103,7 @@ _WORDS = {
 }
 _REGRETS = (
     ("chain length chosen, acceptance known", False, 0.004, 0.055),
-    ("chain length chosen, blind", True, 0.017, 0.0),
+    ("chain length chosen, blind", True, 0.017, None),
 )
 _TRANSFER = {"median": 0.015, "p95": 0.04}
 _OTHER_WIDTH = 0.15
