@@ -24,7 +24,7 @@ from specmodel.notices import acceptance_notices
 from specmodel.observations import Observations, observations_of
 from specmodel.posterior import MOST_POSITIONS, Layout, Posterior
 from specmodel.residual import Residuals, draft_covariance, verify_covariance
-from specmodel.search import Problem, different, rescaled, search, start
+from specmodel.search import PRIOR_DEGREES, Problem, State, different, rescaled, search, start
 from specmodel.speeds import Noise
 
 __all__ = ["CostPrior", "fit"]
@@ -73,6 +73,9 @@ _DRAFT_OF_METHOD: dict[str, dict[str, Any]] = {
 # Engines that are no servers: nothing but the passes and a host synchronisation in a cycle.
 _BARE_LOOPS = ("loop", "harness", "benchmark")
 _ROUGH_OBSERVATIONS = 160
+_ROUNDS = 5
+_SETTLED = 0.1
+"""Change of the logarithm of the noise scale that is none."""
 _ROUGHLY = 1e-3
 """How well the first search ends, which only finds the noise scale."""
 
@@ -219,11 +222,7 @@ def fit(
     # A part of a large file finds the modes and the noise scale as well as all of it.
     rough = replace(base, obs=obs.thinned(_ROUGH_OBSERVATIONS)) if len(obs) > _ROUGH_OBSERVATIONS else base
     first = different([search(rough, start(rough, tax), _ROUGHLY) for tax in (settings.tax[0], 0.8)])
-    found = []
-    for posterior, state in first:
-        scaled = rescaled(base, posterior.noise_scale)
-        again, reached = search(scaled, state)
-        found.append((replace(again, noise_scale=scaled.noise_scale), reached))
+    found = [_settled(base, posterior, state) for posterior, state in first]
     kept, weights = _modes([posterior for posterior, _ in different(found)])
     return FittedModel(
         calibration=cal,
@@ -235,6 +234,23 @@ def fit(
         weights=weights,
         warnings=(*(f.text for f in findings_of(cal)), *acceptance_notices(cal)),
     )
+
+
+def _settled(base: Problem, posterior: Posterior, state: State) -> tuple[Posterior, State]:
+    """Search again with the noise scale that the last search found, until it no longer changes."""
+    before, scale = 1.0, posterior.noise_scale
+    for _ in range(_ROUNDS):
+        problem, state = rescaled(base, scale, state, before)
+        again, state = search(problem, state, _ROUGHLY)
+        # In units of the stated noise: what the prior of the scale is worth must not grow with it.
+        degrees = again.degrees - PRIOR_DEGREES
+        misfit = scale * (again.noise_scale * again.degrees - PRIOR_DEGREES)
+        before, scale = scale, (PRIOR_DEGREES + misfit) / (PRIOR_DEGREES + degrees)
+        if abs(np.log(scale / before)) < _SETTLED:
+            break
+    problem, state = rescaled(base, scale, state, before)
+    last, state = search(problem, state)
+    return replace(last, noise_scale=scale), state
 
 
 def _modes(kept: list[Posterior]) -> tuple[tuple[Posterior, ...], tuple[float, ...]]:

@@ -47,7 +47,7 @@ class Residuals:
     configuration: float = 0.017
     draft_steps: float = 0.025
     draft_batch: float = 0.03
-    draft_configuration: float = 0.005
+    draft_configuration: float = 0.008
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,12 +29,16 @@ PASS, TAX = 0, 1
 """Indices of the plain pass, and of the tax, whose prior is not Gaussian but Student."""
 STEPS = 100
 HALVINGS = 12
-ENOUGH = 1e-5
-"""Rise of the log posterior in one step below which the search ends."""
+ENOUGH = 1e-4
+"""Slope of the log posterior along the full step, relative to the misfit, below which the search ends."""
+STALLS = 3
+"""Steps in a row that hardly rise after which it ends, too."""
 ADDITIVE = frozenset(
     ("log_token", "log_kv", "log_overhead", "log_draft_base", "log_draft_step", "log_draft_width", "log_tree")
 )
 """Cost parameters that are logarithms of terms of a sum."""
+MOST_WIDENING = 9.0
+"""Factor on the variance of the residual process at most: noisy runs are no sign of rougher kernels."""
 PRIOR_DEGREES = 4.0
 """Degrees of freedom that the prior of the noise scale is worth."""
 
@@ -174,6 +178,13 @@ def _working(problem: Problem, latent: Array) -> tuple[Array, Array]:
     return value, variance
 
 
+def _misfit(problem: Problem, latent: Array) -> float:
+    """Half the sum of squares of the observations with Gaussian noise, in units of their noise."""
+    obs = problem.obs
+    gaussian = (obs.trials == 0) & ~obs.bound
+    return 0.5 * float(np.sum((obs.value - latent)[gaussian] ** 2 / _variance(problem)[gaussian]))
+
+
 def _log_likelihood(problem: Problem, latent: Array) -> float:
     """Log likelihood of all observations at their latent values, constants left out."""
     obs = problem.obs
@@ -217,7 +228,7 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
     problem, state : Problem, State
         What is fitted, and where to start.
     enough : float
-        The search ends at a step that raises the log posterior by less than this.
+        The search ends where a step promises less than this share of the misfit (or of 1).
     """
     obs = problem.obs
     i = np.maximum(obs.point, 0)
@@ -231,7 +242,7 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
     linear = _linearise(problem, state, paths)
     reached = log_posterior(problem, state, linear.value)
     additive = np.array([k for k, name in enumerate(PARAMETERS) if name in ADDITIVE], dtype=np.intp)
-    converged = False
+    converged, stalls = False, 0
     for step in range(STEPS + 1):
         cov[TAX, TAX] = _tax_variance(problem, float(state.theta[TAX] - problem.mean[TAX]))
         jac, gv, gd = linear.jacobian, linear.verify_weight, linear.draft_weight
@@ -244,10 +255,15 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         residual_cov[np.diag_indices_from(residual_cov)] += variance
         factor = cholesky(spread @ jac.T + residual_cov, lower=True, check_finite=False)
         alpha = cho_solve((factor, True), value - linear.value + shift, check_finite=False)
-        if converged or step == STEPS:
+        if stalls >= STALLS or step == STEPS:
+            converged = stalls >= STALLS
             break
         target = _full_step(problem, cov, jac, gv, gd, alpha, i)
         slope = _slope(problem, state, target, cov, jac, gv, gd, (value - linear.value) / variance, i)
+        little = enough * max(1.0, _misfit(problem, linear.value))
+        if slope < little:
+            converged = True
+            break
         # No parameter moves by more than a few units of its logarithm at once.
         largest = float(np.max(np.abs(target.theta - state.theta), initial=0.0))
         share = min(1.0, 3.0 / largest) if largest > 0 else 1.0
@@ -261,9 +277,9 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
             share *= min(max(0.5 * slope * share / max(slope * share - gained, 1e-300), 0.1), 0.6)
         else:
             converged = True  # no way up: this is the top as far as numbers can tell
-            continue
+            break
         state, linear, reached = tried, tried_linear, reached + gained
-        converged = gained < enough * max(1.0, -reached)
+        stalls = stalls + 1 if gained < little else 0
     timed = obs.sampled & ~obs.bound
     # Share of each observation that the parameters do not take up: the diagonal of residual_cov @ total^-1.
     taken = np.einsum("ij,ij->i", spread, cho_solve((factor, True), jac, check_finite=False))
@@ -337,17 +353,35 @@ def _slope(
     return max(float(pull_of_data @ change) - back, 0.0)
 
 
-def rescaled(problem: Problem, noise_scale: float) -> Problem:
-    """The problem with the noise scale that a first search found; the residual process is widened, never narrowed."""
-    up = max(noise_scale, 1.0)
-    wide = {name: getattr(problem.residuals, name) * float(np.sqrt(up)) for name in AMPLITUDES}
-    return replace(
-        problem,
+def rescaled(base: Problem, noise_scale: float, state: State, before: float) -> tuple[Problem, State]:
+    """The problem with a noise scale that a search found, and the state that the search ended in.
+
+    The residual process is widened with the noise, never narrowed, and not by more than `MOST_WIDENING`.
+
+    Parameters
+    ----------
+    base : Problem
+        With a noise scale of 1.
+    noise_scale, before : float
+        The new scale, and the one under which `state` was found.
+    """
+    up, was = _widening(noise_scale), _widening(before)
+    wide = {name: getattr(base.residuals, name) * float(np.sqrt(up)) for name in AMPLITUDES}
+    problem = replace(
+        base,
         noise_scale=noise_scale,
-        verify_cov=problem.verify_cov * up,
-        draft_cov=problem.draft_cov * up,
-        residuals=replace(problem.residuals, **wide),
+        verify_cov=base.verify_cov * up,
+        draft_cov=base.draft_cov * up,
+        residuals=replace(base.residuals, **wide),
     )
+    # The same residuals from a wider process.
+    shrink = was / up
+    moved = replace(state, verify_weight=state.verify_weight * shrink, draft_weight=state.draft_weight * shrink)
+    return problem, moved
+
+
+def _widening(noise_scale: float) -> float:
+    return min(max(noise_scale, 1.0), MOST_WIDENING)
 
 
 AMPLITUDES = (

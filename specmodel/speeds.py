@@ -19,10 +19,10 @@ class Noise:
     """A tok/s or cycle time from run to run."""
     cycle_floor: float = 0.004
     """What repeats within one run do not show."""
-    verify: float = 0.003
+    verify: float = 0.002
     verify_floor: float = 0.001
-    draft: float = 0.010
-    draft_floor: float = 0.003
+    draft: float = 0.004
+    draft_floor: float = 0.002
     length: float = 0.015
     """Of the accepted tokens, acceptance_length - 1."""
     probability: float = 0.01
