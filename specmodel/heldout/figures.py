@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DECISION_BINS", "binned", "decisions", "drafting", "reliability", "scatter", "verify"]
+__all__ = ["DECISION_BINS", "KINDS", "binned", "decisions", "drafting", "reliability", "scatter", "verify"]
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _GREY = "#8C8C8C"
 DECISION_BINS = (0.0, 0.4, 0.6, 0.8, 1.0)
-_KINDS = {
+KINDS = {
     "chain lengths": ("length, given", "length, not given", "length, blind"),
     "between the ends": ("between, given", "between, not given", "between, blind"),
     "trees": ("tree",),
@@ -52,14 +52,14 @@ def _figure(columns: int, rows: int, width: float, height: float) -> tuple[Figur
 
 
 def _of_kind(points: Sequence[HeldOut], kind: str) -> list[HeldOut]:
-    return [p for p in points if p.task in _KINDS[kind]]
+    return [p for p in points if p.task in KINDS[kind]]
 
 
 def reliability(points: Sequence[HeldOut]) -> Figure:
     """Share of measurements inside intervals of each nominal level, by what was held out."""
     figure, (ax,) = _figure(1, 1, 5.2, 4.4)
     ax.plot([0.5, 1.0], [0.5, 1.0], color=_GREY, linewidth=1, linestyle=(0, (4, 3)), label="as stated")
-    for kind, colour in zip(_KINDS, _COLOURS, strict=True):
+    for kind, colour in zip(KINDS, _COLOURS, strict=True):
         some = _of_kind(points, kind)
         if some:
             actual = [np.mean([p.inside(level) for p in some]) for level in LEVELS]
@@ -77,7 +77,7 @@ def scatter(points: Sequence[HeldOut]) -> Figure:
     """Predicted over measured tok/s against measured tok/s."""
     figure, (ax,) = _figure(1, 1, 6.4, 4.0)
     ax.axhline(1.0, color=_GREY, linewidth=1)
-    for kind, colour in zip(_KINDS, _COLOURS, strict=True):
+    for kind, colour in zip(KINDS, _COLOURS, strict=True):
         some = _of_kind(points, kind)
         if some:
             x, y = [p.measured_tok_s for p in some], [p.predicted_tok_s / p.measured_tok_s for p in some]
@@ -91,7 +91,7 @@ def scatter(points: Sequence[HeldOut]) -> Figure:
     ax.yaxis.minorticks_off()
     ax.set_xlabel("measured tok/s", fontsize=9)
     ax.set_ylabel("predicted / measured", fontsize=9)
-    ax.legend(fontsize=7.5, frameon=False, loc="upper left", ncols=2)
+    ax.legend(fontsize=7.5, frameon=False, loc="lower right", ncols=2)
     return figure
 
 
@@ -101,9 +101,9 @@ def binned(decisions: Sequence[Decision]) -> list[tuple[float, float, int, float
     out = []
     for low, high in pairwise(DECISION_BINS):
         last = high == DECISION_BINS[-1]
-        here = [d for d in judged if low <= d.probability_best < high or (last and d.probability_best == high)]
+        here = [d for d in judged if low <= d.probability < high or (last and d.probability == high)]
         if here:
-            stated = float(np.mean([d.probability_best for d in here]))
+            stated = float(np.mean([d.probability for d in here]))
             out.append((low, high, len(here), stated, float(np.mean([bool(d.right) for d in here]))))
     return out
 

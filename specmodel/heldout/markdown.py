@@ -22,8 +22,9 @@ def rate(x: float) -> str:
     return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
 
 
-def grid(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """A Markdown table; the first `left` columns are words."""
-    marks = ["---" if i < left else "--:" for i in range(len(headings))]
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, words: int = 0) -> list[str]:
+    """A Markdown table; the first `left` and the last `words` columns are words, the others numbers."""
+    numbers = range(left, len(headings) - words)
+    marks = ["--:" if i in numbers else "---" for i in range(len(headings))]
     cells = [[c.replace("|", "\\|").replace("\n", " ") for c in row] for row in rows]
     return ["| " + " | ".join(row) + " |" for row in (headings, marks, *cells)]

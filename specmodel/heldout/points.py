@@ -131,6 +131,9 @@ class Decision:
     right: bool | None
     """Whether the picked length is as good as the best; None where it was not measured."""
     probability_best: float
+    """As stated: of all lengths up to the longest."""
+    probability: float
+    """The same among the measured lengths alone."""
     complete: bool
     """Whether every candidate length was measured."""
 

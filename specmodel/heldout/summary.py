@@ -11,16 +11,20 @@ import numpy as np
 from specmodel.calibration import Calibration
 from specmodel.findings import findings_of
 from specmodel.heldout.points import Decision, HeldOut, Task
-from specmodel.heldout.tables import SPARSE_TOKENS, OtherWidth, Transfer
+from specmodel.heldout.tables import EAGER, SPARSE_TOKENS, OtherWidth, Transfer
 
-__all__ = ["Aim", "Summary", "aims_of", "likely_reason", "summary_of", "worst_of"]
+__all__ = ["WORSE", "Aim", "Summary", "aims_of", "likely_reason", "summary_of", "worse_than_simple", "worst_of"]
 
-_TELLING = re.compile(
-    r"nois|prefill|varie|vary|may be|cannot be|inferred|one data-parallel|throttl|another run|stale|approximate"
-    r"|host work|one prompt|runs\b|before a fix|not amortise|concurrency|lossy|degenerate|together|narrower"
-    r"|steps at|cut off|conver|rounded|AL |headline|overall rate|from the aggregate|inconsisten|disagree"
+# What in a caveat may explain an error, the stronger first.
+_STRONG = re.compile(
+    r"before a fix|steps at|not amortise|cannot be|inferred|one data-parallel|throttl|stale|degenerate|lossy|host work"
+    r"|another run|may be lower|noisy|vary together|disagree|very different|one prompt|very short"
 )
+_WEAK = re.compile(r"prefill|approximate|varie|bracket|not stated|from the aggregate|headline|two-digit")
+_OF_TREES = re.compile(r"tree")
 _MOST_CAVEATS = 2
+WORSE = 0.005
+"""An error that is larger by more than this is worse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,11 @@ def summary_of(points: Sequence[HeldOut]) -> Summary | None:
         simple=float(np.mean([simple for _, simple in compared])) if compared else None,
         beside=float(np.mean([own for own, _ in compared])) if compared else None,
     )
+
+
+def worse_than_simple(p: HeldOut) -> bool:
+    """Whether a prediction is clearly worse than arithmetic on measured numbers."""
+    return p.simple_error is not None and abs(p.error) > abs(p.simple_error) + WORSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +127,13 @@ def aims_of(
     """Every aim that the files can test, those that are missed first."""
     out = []
     for task, interior, limits in _FIELD_AIMS:
-        summary = summary_of([p for p in points if p.task == task and (p.interior or not interior)])
+        graphs = task == "full table"
+        some = [
+            p for p in points if p.task == task and (p.interior or not interior) and not (graphs and p.mode == EAGER)
+        ]
+        summary = summary_of(some)
         if summary is not None:
-            what = f"{task} (interior)" if interior else task
+            what = f"{task} (interior)" if interior else f"{task} (drafts in graphs)" if graphs else task
             for figure, limit in limits.items():
                 value = float(getattr(summary, figure))
                 out.append(Aim(what=what, figure=_WORDS[figure], limit=limit, value=value, least=figure == "inside"))
@@ -141,16 +154,27 @@ def aims_of(
     return sorted(out, key=lambda a: a.kept)
 
 
-def worst_of(points: Iterable[HeldOut], by: Callable[[HeldOut], float], most: int) -> list[HeldOut]:
-    """The worst predictions, each measured setting once."""
-    seen: set[object] = set()
-    out = []
+def worst_of(
+    points: Iterable[HeldOut], by: Callable[[HeldOut], float], above: float, most: int
+) -> list[tuple[HeldOut, int]]:
+    """The worst prediction of each group, and how many other settings of the group are worse than a threshold.
+
+    Parameters
+    ----------
+    points : iterable of HeldOut
+        Any predictions.
+    by : callable
+        How bad a prediction is.
+    above : float
+        What counts as bad.
+    most : int
+        How many groups are wanted.
+    """
+    groups: dict[tuple[str, str], list[HeldOut]] = {}
     for p in sorted(points, key=lambda p: -by(p)):
-        key = (p.file, p.row, p.row.batch)
-        if key not in seen and by(p) > 0.0:
-            seen.add(key)
-            out.append(p)
-    return out[:most]
+        if by(p) > above:
+            groups.setdefault((p.file, p.group), []).append(p)
+    return [(bad[0], len({p.row for p in bad}) - 1) for bad in groups.values()][:most]
 
 
 def likely_reason(cal: Calibration, p: HeldOut) -> str:
@@ -170,8 +194,10 @@ def likely_reason(cal: Calibration, p: HeldOut) -> str:
         reasons.append(f"its note: {p.row.note}")
     cycles = cal.measurements.cycles
     reasons += [f.text for f in findings_of(cal) if f.section == "cycles" and cycles[f.row] == p.row]
-    telling = [c for c in cal.provenance.caveats if _TELLING.search(c)]
-    reasons += [f"caveat: {' '.join(c.split())}" for c in telling[:_MOST_CAVEATS]]
+    caveats = [" ".join(c.split()) for c in cal.provenance.caveats]
+    patterns = (_OF_TREES, _STRONG, _WEAK) if p.row.topk > 1 else (_STRONG, _WEAK)
+    telling = dict.fromkeys(c for pattern in patterns for c in caveats if pattern.search(c))
+    reasons += [f"caveat: {c}" for c in list(telling)[:_MOST_CAVEATS]]
     return "; ".join(reasons)
 
 

@@ -197,6 +197,7 @@ def _decision(
     rates = {c.num_steps: c.tok_s for c in optimum.table}
     judged = picked if picked in measured else max(sorted(measured), key=lambda k: rates[k])
     best = max(sorted(measured), key=lambda k: measured[k].tok_s)
+    among = sum(c.probability_best for c in optimum.table if c.num_steps in measured)
     return Decision(
         file=cal.name,
         group=label,
@@ -207,6 +208,7 @@ def _decision(
         regret=1.0 - measured[judged].tok_s / measured[best].tok_s,
         right=measured[picked].tok_s >= (1.0 - TIE) * measured[best].tok_s if picked in measured else None,
         probability_best=optimum.best.probability_best,
+        probability=optimum.best.probability_best / among if picked in measured and among > 0.0 else 0.0,
         complete=all(k in measured for k in range(longest + 1)),
     )
 

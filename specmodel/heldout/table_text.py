@@ -9,12 +9,10 @@ import numpy as np
 from specmodel.calibration import Calibration
 from specmodel.heldout.markdown import grid, percent, signed
 from specmodel.heldout.points import HeldOut
-from specmodel.heldout.summary import summary_of
+from specmodel.heldout.summary import WORSE, summary_of, worse_than_simple
 from specmodel.heldout.tables import SPARSE_TOKENS, AllreduceShare, OtherWidth, Transfer, settings_gain
 
 __all__ = ["communication", "tables"]
-
-_POINTS = 0.005
 
 
 def tables(points: Sequence[HeldOut], images: Mapping[str, str]) -> list[str]:
@@ -33,13 +31,13 @@ def tables(points: Sequence[HeldOut], images: Mapping[str, str]) -> list[str]:
             kinds += [(f"all, to {SPARSE_TOKENS[-1]} tokens", within)] if len(within) < len(every) else []
             rows += [[name, task, mode, *_wide(some)] for mode, some in kinds if some]
         added += _against_sum(name, [p for p in here if p.task == "full table" and p.simple_error is not None])
-    pooled = [("full table", points, "all"), ("sparse table", points, "all")]
-    for task, _, words in pooled:
+    for task in ("full table", "sparse table"):
         some = [p for p in points if p.task == task]
-        rows.append(["all files", task, words, *_wide(some)])
-    some = [p for p in points if p.task == "sparse table" and p.interior]
-    if some:
-        rows.append(["all files", "sparse table", f"all, to {SPARSE_TOKENS[-1]} tokens", *_wide(some)])
+        kinds = [(mode, [p for p in some if p.mode == mode]) for mode in dict.fromkeys(p.mode for p in some)]
+        kinds += [("all", some)]
+        within = [p for p in some if p.interior]
+        kinds += [(f"all, to {SPARSE_TOKENS[-1]} tokens", within)] if len(within) < len(some) else []
+        rows += [["all files", task, mode, *_wide(here)] for mode, here in kinds if here]
     lines = [
         "## Whole cycles from measured tables",
         "",
@@ -56,7 +54,7 @@ def tables(points: Sequence[HeldOut], images: Mapping[str, str]) -> list[str]:
             "",
             "Against adding the measured verify time of exactly these tokens and the measured draft time: a model must "
             "not be worse where both are known. *Model worse* counts the cycles whose error is larger by more than "
-            f"{100 * _POINTS:.1f} points.",
+            f"{100 * WORSE:.1f} points.",
             "",
             *grid(titles, added),
         ]
@@ -88,11 +86,9 @@ def _against_sum(name: str, points: Sequence[HeldOut]) -> list[list[str]]:
     if not points:
         return []
     own, simple = (np.abs(x) for x in ([p.error for p in points], [p.simple_error or 0.0 for p in points]))
-    worse = own - simple
+    worse = [p for p in points if worse_than_simple(p)]
     numbers = [percent(float(np.quantile(e, q)), 2) for e in (own, simple) for q in (0.5, 0.95)]
-    return [
-        [name, f"{len(points)}", *numbers, f"{int((worse > _POINTS).sum())}", percent(max(float(worse.max()), 0.0), 2)]
-    ]
+    return [[name, f"{len(points)}", *numbers, f"{len(worse)}", percent(max(float((own - simple).max()), 0.0), 2)]]
 
 
 def communication(
@@ -167,16 +163,18 @@ def _shares(shares: Sequence[AllreduceShare], gains: Sequence[tuple[Calibration,
         *(grid(titles, rows, 3) if rows else ["No all-reduce curve is committed."]),
     ]
     if gains:
-        found = [
-            [c.name, f"{c.system.tensor_parallel or c.system.num_gpus or '-'}", comm, f"{tokens}", signed(-gain)]
-            for c, (comm, tokens, gain) in gains
-        ]
+        found = []
+        for cal, (comm, tokens, gain) in gains:
+            telling = [" ".join(c.split()) for c in cal.provenance.caveats if comm in c and "computed" in c]
+            width = f"{cal.system.tensor_parallel or cal.system.num_gpus or '-'}"
+            change = signed(-gain) if gain > 0.0 else "none is faster"
+            found.append([cal.name, width, comm, f"{tokens}", change, telling[0] if telling else "-"])
         lines += [
             "",
-            "What the best other setting does to the verify pass, against `default` (the largest difference in each "
-            "file). What a setting takes away was at least the share of the all-reduces before.",
+            "What the best other setting does to the verify pass, against `default`: the largest difference in each "
+            "file. What a setting takes away was at least the share of the all-reduces before.",
             "",
-            *grid(["file", "width", "best setting", "tokens", "verify time"], found, 3),
+            *grid(["file", "width", "best setting", "tokens", "verify time", "the file says"], found, 3, 1),
         ]
     return lines
 

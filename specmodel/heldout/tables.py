@@ -22,6 +22,7 @@ from specmodel.speeds import Noise, spread
 from specmodel.validate import prediction_of
 
 __all__ = [
+    "EAGER",
     "SPARSE_TOKENS",
     "AllreduceShare",
     "OtherWidth",
@@ -41,7 +42,8 @@ SPARSE_TOKENS = (1, 4, 8, 16, 64)
 LEAST_OF_DEFAULT, LEAST_OF_OTHER = 5, 3
 POINT_TOKENS = 4
 """Tokens of the one verify point that a setting is given, or the nearest measured."""
-MODES = ("one graph a step", "one graph a cycle", "eager")
+EAGER = "eager"
+MODES = ("one graph a step", "one graph a cycle", EAGER)
 
 
 def has_tables(cal: Calibration) -> bool:

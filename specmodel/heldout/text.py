@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from specmodel.calibration import Calibration
-from specmodel.heldout.figures import binned
+from specmodel.heldout.figures import KINDS, binned
 from specmodel.heldout.markdown import grid, percent, rate, signed
 from specmodel.heldout.points import Decision, HeldOut, Task
-from specmodel.heldout.summary import Aim, Summary, aims_of, likely_reason, summary_of, worst_of
+from specmodel.heldout.summary import Aim, Summary, aims_of, likely_reason, summary_of, worse_than_simple, worst_of
 from specmodel.heldout.tables import SPARSE_TOKENS, OtherWidth, Transfer, has_tables
 
 __all__ = ["every_file", "failures", "field", "head", "regenerate"]
@@ -31,7 +31,11 @@ _TASKS: dict[Task, str] = {
     "sparse table": "the same from verify passes of " + ", ".join(map(str, SPARSE_TOKENS)) + " tokens alone",
 }
 _FIELD: tuple[Task, ...] = tuple(t for t in _TASKS if not t.endswith("table"))
-_MOST_WORST = 14
+_MOST_WORST = 12
+_LARGE = 0.10
+_SLACK = 0.05
+"""How far from its level the share inside an interval may lie."""
+LEAST_JUDGED = 20
 _BAD_REGRET = 0.02
 
 
@@ -48,15 +52,17 @@ def _place(p: HeldOut) -> str:
 
 def head(cals: Sequence[Calibration], points: Sequence[HeldOut]) -> list[str]:
     """What is predicted from what, and what the columns mean."""
-    measured = sum(has_tables(c) for c in cals)
+    measured, names = [c.name for c in cals if has_tables(c)], {p.file for p in points}
+    swept, idle = len(names - set(measured)), len(cals) - len(names)
     tasks = [f"- **{task}**: {_TASKS[task]}." for task in _TASKS if any(p.task == task for p in points)]
+    rest = f" From {idle} more nothing can be held out: too few lengths and batches, or tables alone." if idle else ""
     return [
         "# Validation",
         "",
-        f"Predicted against measured, from {len(cals)} committed calibrations: {len(cals) - measured} deployments that "
-        f"others published and {measured} measured on own GPUs with whole cycles set apart. {len(points):,} "
-        "predictions, each of something that the fit did not see. One command makes this page, every number and figure "
-        "of it; what went wrong comes first.",
+        f"Predicted against measured, from committed calibrations: {swept} deployments, nearly all of which others "
+        f"published, and {len(measured)} sets of tables measured on GPUs with whole cycles beside them.{rest} "
+        f"{len(points):,} predictions, each of something that the fit did not see. One command makes this page, every "
+        "number and figure of it; what went wrong comes first.",
         "",
         "## What is predicted from what",
         "",
@@ -98,17 +104,20 @@ def failures(
         lines += ["Every group could be fitted and predicted.", ""]
     if aims:
         lines += [f"### Aims: {len(missed)} of {len(aims)} missed", "", *_aims(aims), ""]
+    lines += [*_dishonest(points), *_worse_than_sum(points)]
     lines += [
         "### The largest errors",
         "",
-        "Each measured setting once, with its worst prediction; the last column is what the numbers around it, its "
-        "note and the caveats of its file say.",
+        f"Of each group with errors above {percent(_LARGE, 0)} the worst, and how many more of its settings are that "
+        "far off. The last column is what the numbers around it, its note and the caveats of its file say.",
         "",
-        *_worst(by_name, worst_of(points, lambda p: abs(p.error), _MOST_WORST)),
+        *_worst(by_name, worst_of(points, lambda p: abs(p.error), _LARGE, _MOST_WORST)),
         "",
         "### The farthest outside their 90 % interval",
         "",
-        *_worst(by_name, worst_of(points, lambda p: p.miss, _MOST_WORST)),
+        "Of each group the measurement farthest outside, and how many more of its settings lie outside.",
+        "",
+        *_worst(by_name, worst_of(points, lambda p: p.miss, 0.0, _MOST_WORST)),
     ]
     bad = sorted((d for d in decisions if d.regret > _BAD_REGRET), key=lambda d: -d.regret)
     if bad:
@@ -129,23 +138,51 @@ def failures(
     return lines
 
 
+def _dishonest(points: Sequence[HeldOut]) -> list[str]:
+    """Say which intervals promise too much, and which are wider than they need to be."""
+    lines = []
+    for kind, tasks in KINDS.items():
+        some = [p for p in points if p.task in tasks]
+        if len(some) < LEAST_JUDGED:
+            continue
+        half, most = (float(np.mean([p.inside(level) for p in some])) for level in (0.5, 0.9))
+        if most < 0.9 - _SLACK:
+            lines.append(f"- {kind}: {percent(most, 0)} inside the 90 % interval: it promises too much.")
+        if half > 0.5 + 2.0 * _SLACK:
+            lines.append(f"- {kind}: {percent(half, 0)} inside the 50 % interval: it is wider than it needs to be.")
+    return ["### Intervals that are not what they say", "", *lines, ""] if lines else []
+
+
+def _worse_than_sum(points: Sequence[HeldOut]) -> list[str]:
+    """Say for which files the model is worse than adding two measured numbers."""
+    lines = []
+    both = [p for p in points if p.task == "full table" and p.simple_error is not None]
+    for name in dict.fromkeys(p.file for p in both):
+        here = [p for p in both if p.file == name]
+        worse = [p for p in here if worse_than_simple(p)]
+        if worse:
+            most = max(abs(p.error) - abs(p.simple_error or 0.0) for p in worse)
+            lines.append(f"- {name}: {len(worse)} of {len(here)} cycles, by up to {percent(most)}.")
+    return ["### Worse than adding two measured times", "", *lines, ""] if lines else []
+
+
 def _aims(aims: Sequence[Aim]) -> list[str]:
     rows = [
         [
             a.what,
             a.figure,
-            ("at least " if a.least else "at most ") + percent(a.limit),
-            percent(a.value),
+            ("at least " if a.least else "at most ") + percent(a.limit, 2),
+            percent(a.value, 2),
             "kept" if a.kept else "**missed**",
         ]
         for a in aims
     ]
-    return grid(["of", "figure", "aim", "found", ""], rows, 2)
+    return grid(["of", "figure", "aim", "found", ""], rows, 2, 1)
 
 
-def _worst(by_name: Mapping[str, Calibration], points: Sequence[HeldOut]) -> list[str]:
+def _worst(by_name: Mapping[str, Calibration], points: Sequence[tuple[HeldOut, int]]) -> list[str]:
     rows = []
-    for p in points:
+    for p, more in points:
         low, high = p.intervals[4]
         simple = "-" if p.simple_error is None else signed(p.simple_error)
         rows.append(
@@ -157,20 +194,12 @@ def _worst(by_name: Mapping[str, Calibration], points: Sequence[HeldOut]) -> lis
                 f"{rate(p.predicted_tok_s)} ({rate(low)} to {rate(high)})",
                 signed(p.error),
                 simple,
+                f"{more}",
                 likely_reason(by_name[p.file], p) or "-",
             ]
         )
-    titles = [
-        "file",
-        "setting",
-        "held out",
-        "measured tok/s",
-        "predicted",
-        "error",
-        "arithmetic",
-        "what is known of it",
-    ]
-    return grid(titles, rows, 3)
+    titles = ["file", "setting", "held out", "measured tok/s", "predicted", "error", "arithmetic", "more"]
+    return grid([*titles, "what is known of it"], rows, 3, 1)
 
 
 _COLUMNS = ["n", "median", "mean", "90 % below", "worst", "inside", "width", "arithmetic, mean"]
@@ -257,14 +286,14 @@ def _decisions(decisions: Sequence[Decision], images: Mapping[str, str]) -> list
         bins = [[f"{low:.1f} to {high:.1f}", f"{n}", f"{p:.2f}", f"{r:.2f}"] for low, high, n, p, r in binned(judged)]
         for words, some in (("all", judged), ("every length measured", full)):
             if some:
-                stated = float(np.mean([d.probability_best for d in some]))
+                stated = float(np.mean([d.probability for d in some]))
                 right = float(np.mean([bool(d.right) for d in some]))
                 bins.append([words, f"{len(some)}", f"{stated:.2f}", f"{right:.2f}"])
         lines += [
             "",
             "How often the chosen length is the best measured one (within 0.5 %), by the probability that was stated. "
-            "A stated probability counts every length up to the longest; where not all were measured, what goes to the "
-            "others makes it too small.",
+            "`optimize` counts every length up to the longest; here the stated probabilities of the lengths that were "
+            "measured are taken to add up to one.",
             "",
             *grid(["stated P(best)", "n", "stated, mean", "right"], bins),
         ]
