@@ -10,7 +10,8 @@ Gaussian prior on the parameters is a weak multiplicative prior on the terms:
     knee     = n / n_knee                                           compute-bound passes (a soft maximum)
     tokens   = token * (n - 1)
     kv       = kv * b * context / context_reference * exp(kv_multi * [several query rows])
-    draft    = pass * (draft_base + draft_step * steps * (1 + draft_sequence * (b - 1) + draft_width * b * (topk - 1)))
+    draft    = pass * (draft_base + draft_step * steps * per_step)
+    per_step = 1 + draft_sequence * (b - 1) + draft_width * b * (topk - 1) + draft_kv * b * context / context_reference
     overhead = pass * (overhead * speculating + tree * [topk > 1])
 
 Distinct experts: E * (1 - (1 - k/E)^t) of E experts, k a token, t tokens (MoESD, arXiv 2505.19645).
@@ -51,6 +52,7 @@ PARAMETERS = (
     "log_draft_step",
     "log_draft_sequence",
     "log_draft_width",
+    "log_draft_kv",
     "log_tree",
     "verify_eager",
     "draft_graph_cycle",
@@ -208,7 +210,8 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
     base, step = np.exp(p["log_draft_base"]), np.exp(p["log_draft_step"])
     sequence = np.exp(p["log_draft_sequence"]) * (b - 1.0)
     width = np.exp(p["log_draft_width"]) * b * (points.topk - 1.0)
-    draft_ms = draft_scale * (base + step * points.steps * (1.0 + sequence + width))
+    draft_kv = np.exp(p["log_draft_kv"]) * b * points.context_ratio
+    draft_ms = draft_scale * (base + step * points.steps * (1.0 + sequence + width + draft_kv))
 
     tree_on = points.topk > 1
     overhead_ms = pass_ms * (np.exp(p["log_overhead"]) * on + np.exp(p["log_tree"]) * tree_on)
@@ -234,6 +237,7 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
     d_draft[i["log_draft_step"]] = draft_ms - draft_scale * base
     d_draft[i["log_draft_sequence"]] = draft_scale * step * points.steps * sequence
     d_draft[i["log_draft_width"]] = draft_scale * step * points.steps * width
+    d_draft[i["log_draft_kv"]] = draft_scale * step * points.steps * draft_kv
     d_draft[i["draft_graph_cycle"]] = draft_ms * (points.draft_mode == 1)
     d_draft[i["draft_eager"]] = draft_ms * (points.draft_mode == 2)
     d_overhead[i["log_pass_ms"]] = overhead_ms

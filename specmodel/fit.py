@@ -24,7 +24,7 @@ from specmodel.notices import acceptance_notices
 from specmodel.observations import Observations, observations_of
 from specmodel.posterior import MOST_POSITIONS, Layout, Posterior
 from specmodel.residual import Residuals, draft_covariance, verify_covariance
-from specmodel.search import PRIOR_DEGREES, Problem, State, different, rescaled, search, start
+from specmodel.search import Problem, Scales, State, different, rescaled, search, start
 from specmodel.speeds import Noise
 
 __all__ = ["CostPrior", "fit"]
@@ -52,6 +52,7 @@ class CostPrior:
     draft_step: tuple[float, float] = (0.09, 0.9)
     draft_sequence: tuple[float, float] = (0.015, 1.5)
     draft_width: tuple[float, float] = (0.01, 1.5)
+    draft_kv: tuple[float, float] = (0.005, 1.5)
     tree: tuple[float, float] = (0.15, 1.4)
     verify_eager: tuple[float, float] = (0.3, 0.5)
     draft_graph_cycle: tuple[float, float] = (-0.05, 0.15)
@@ -74,8 +75,6 @@ _DRAFT_OF_METHOD: dict[str, dict[str, Any]] = {
 _BARE_LOOPS = ("loop", "harness", "benchmark")
 _ROUGH_OBSERVATIONS = 160
 _ROUNDS = 5
-_SETTLED = 0.1
-"""Change of the logarithm of the noise scale that is none."""
 _ROUGHLY = 1e-3
 """How well the first search ends, which only finds the noise scale."""
 
@@ -96,6 +95,7 @@ def _prior(
         "log_draft_step": prior.draft_step,
         "log_draft_sequence": prior.draft_sequence,
         "log_draft_width": prior.draft_width,
+        "log_draft_kv": prior.draft_kv,
         "log_tree": prior.tree,
         "log_comm_base": prior.comm_base,
         "log_comm_token": prior.comm_token,
@@ -237,20 +237,17 @@ def fit(
 
 
 def _settled(base: Problem, posterior: Posterior, state: State) -> tuple[Posterior, State]:
-    """Search again with the noise scale that the last search found, until it no longer changes."""
-    before, scale = 1.0, posterior.noise_scale
+    """Search again under the scales that the last search speaks for, until they no longer change."""
+    before = Scales()
+    scales = before.after(posterior)
     for _ in range(_ROUNDS):
-        problem, state = rescaled(base, scale, state, before)
-        again, state = search(problem, state, _ROUGHLY)
-        # In units of the stated noise: what the prior of the scale is worth must not grow with it.
-        degrees = again.degrees - PRIOR_DEGREES
-        misfit = scale * (again.noise_scale * again.degrees - PRIOR_DEGREES)
-        before, scale = scale, (PRIOR_DEGREES + misfit) / (PRIOR_DEGREES + degrees)
-        if abs(np.log(scale / before)) < _SETTLED:
+        problem, state = rescaled(base, scales, state, before)
+        posterior, state = search(problem, state, _ROUGHLY)
+        before, scales = scales, scales.after(posterior)
+        if not scales.differ(before):
             break
-    problem, state = rescaled(base, scale, state, before)
-    last, state = search(problem, state)
-    return replace(last, noise_scale=scale), state
+    problem, state = rescaled(base, scales, state, before)
+    return search(problem, state)
 
 
 def _modes(kept: list[Posterior]) -> tuple[tuple[Posterior, ...], tuple[float, ...]]:

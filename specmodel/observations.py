@@ -70,7 +70,9 @@ class Observations:
     bound: NDArray[np.bool_]
     """The value is an upper bound of tok/s."""
     sampled: NDArray[np.bool_]
-    """The noise is that of timing, whose scale is learnt; counts and acceptances know theirs."""
+    """The noise is that of timing; counts and acceptances know theirs."""
+    scaled: NDArray[np.bool_]
+    """Timing whose noise is a guess and has its scale learnt: no standard deviation is stated."""
     source: tuple[tuple[str, int], ...]
     """Section and row of each observation."""
     points: CostPoints
@@ -229,7 +231,8 @@ def _verify(cal: Calibration, build: _Builder, noise: Noise) -> None:
             speculating=float(q > 1),
             verify_eager=float(not r.cuda_graph),
         )
-        build.add("verify", i, np.log(got[0]), got[1], verify=1.0, point=build.setting(key))
+        scaled = r.sd_ms is None
+        build.add("verify", i, np.log(got[0]), got[1], verify=1.0, point=build.setting(key), scaled=scaled)
 
 
 def _draft(cal: Calibration, build: _Builder, noise: Noise) -> None:
@@ -249,7 +252,8 @@ def _draft(cal: Calibration, build: _Builder, noise: Noise) -> None:
             topk=float(r.topk),
             draft_mode=draft_mode_of(r.cuda_graph, r.graph_scope),
         )
-        build.add("draft", i, np.log(got[0]), got[1], draft=1.0, point=build.setting(key))
+        scaled = r.sd_ms is None
+        build.add("draft", i, np.log(got[0]), got[1], draft=1.0, point=build.setting(key), scaled=scaled)
 
 
 def _cycle(row: CycleRow, i: int, build: _Builder, noise: Noise) -> None:
@@ -273,14 +277,23 @@ def _cycle(row: CycleRow, i: int, build: _Builder, noise: Noise) -> None:
     if stated is None:
         return
     form, value, sd = stated
+    scaled = getattr(row, f"sd_{row.form}", None) is None
     if form == "cycle_ms":
-        build.add("cycles", i, np.log(value), sd, cycle=1.0, point=point)
+        build.add("cycles", i, np.log(value), sd, cycle=1.0, point=point, scaled=scaled)
     elif length is not None:
         # The run's own acceptance length turns its rate into a cycle time, whatever it accepted.
-        build.add("cycles", i, np.log(1000.0 * row.batch * length / value), sd, cycle=1.0, point=point)
+        build.add("cycles", i, np.log(1000.0 * row.batch * length / value), sd, cycle=1.0, point=point, scaled=scaled)
     else:
         build.add(
-            "cycles", i, np.log(value / (1000.0 * row.batch)), sd, cycle=-1.0, length=1.0, point=point, shape=shape
+            "cycles",
+            i,
+            np.log(value / (1000.0 * row.batch)),
+            sd,
+            cycle=-1.0,
+            length=1.0,
+            point=point,
+            shape=shape,
+            scaled=scaled,
         )
 
 
@@ -351,6 +364,7 @@ _DEFAULTS: dict[str, Any] = {
     "trials": 0.0,
     "bound": False,
     "sampled": True,
+    "scaled": True,
 }
 
 
@@ -384,7 +398,7 @@ def _finish(build: _Builder) -> Observations:
         for name, column in columns.items():
             column.append(row.get(name, _DEFAULTS.get(name)))
     integers = ("point", "shape", "workload", "position")
-    flags = ("bound", "sampled")
+    flags = ("bound", "sampled", "scaled")
     arrays: dict[str, Any] = {
         name: np.array(column, dtype=np.intp if name in integers else bool if name in flags else float)
         for name, column in columns.items()

@@ -118,6 +118,11 @@ class Posterior:
     draft_pull: Array
     residuals: Residuals
     noise_scale: float
+    """Factor on the variance of a timing whose noise is guessed."""
+    guessed: tuple[float, float]
+    """Misfit of the timings whose noise is guessed (about 1 each), and their degrees of freedom."""
+    stated: tuple[float, float]
+    """The same of the timings whose noise is stated."""
     degrees: float
     log_evidence: float
     converged: bool

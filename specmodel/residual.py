@@ -47,6 +47,7 @@ class Residuals:
     configuration: float = 0.017
     draft_steps: float = 0.025
     draft_batch: float = 0.03
+    draft_context: float = 0.03
     draft_configuration: float = 0.008
 
 
@@ -144,7 +145,7 @@ def verify_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, sca
 
 def draft_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, scale: Residuals) -> Array:
     """``weights @ draft_covariance(left, right, scale)``, for right-hand coordinates of any broadcastable shapes."""
-    out = np.zeros(np.broadcast_shapes(right.log_steps.shape, right.log_sequences.shape))
+    out = np.zeros(np.broadcast_shapes(right.log_steps.shape, right.log_sequences.shape, right.log_context.shape))
     for mode in np.unique(right.draft_mode):
         for c in np.unique(right.comm):
             own = np.where((left.draft_mode == mode) & (left.comm == c), weights, 0.0)
@@ -152,7 +153,8 @@ def draft_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, scal
                 continue
             here = (right.draft_mode == mode) & (right.comm == c)
             batch = _smooth_mean(own, left.log_sequences, right.log_sequences, scale.batch_length)
-            part = scale.draft_batch**2 * batch
+            context = _smooth_mean(own, left.log_context, right.log_context, scale.context_length)
+            part = scale.draft_batch**2 * batch + scale.draft_context**2 * context
             for width in np.unique(left.topk[own != 0.0]):
                 narrow = np.where(left.topk == width, own, 0.0)
                 smooth = scale.draft_steps**2 * _smooth_mean(narrow, left.log_steps, right.log_steps, DRAFT_LENGTH)
@@ -161,10 +163,12 @@ def draft_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, scal
                 same = [
                     right.log_steps == left.log_steps[i],
                     right.log_sequences == left.log_sequences[i],
+                    right.log_context == left.log_context[i],
                     right.topk == left.topk[i],
                 ]
                 if all(s.any() for s in same):
-                    part = part + own[i] * scale.draft_configuration**2 * (same[0] & same[1] & same[2])
+                    match = same[0] & same[1] & same[2] & same[3]
+                    part = part + own[i] * scale.draft_configuration**2 * match
             out = out + np.where(here, part, 0.0)
     return out
 
@@ -198,11 +202,14 @@ def draft_covariance(left: ResidualPoints, right: ResidualPoints, scale: Residua
     batch = _correlation(left.log_sequences, right.log_sequences, scale.batch_length)
     same_mode = (left.draft_mode[:, None] == right.draft_mode[None, :]) & (left.comm[:, None] == right.comm[None, :])
     same_width = left.topk[:, None] == right.topk[None, :]
+    context = _correlation(left.log_context, right.log_context, scale.context_length)
     same = (left.log_steps[:, None] == right.log_steps[None, :]) & (
         left.log_sequences[:, None] == right.log_sequences[None, :]
     )
+    same &= left.log_context[:, None] == right.log_context[None, :]
     out = scale.draft_steps**2 * steps * same_mode * same_width
     out += scale.draft_batch**2 * batch * same_mode
+    out += scale.draft_context**2 * context * same_mode
     out += scale.draft_configuration**2 * (same & same_mode & same_width)
     return np.asarray(out)
 
@@ -216,4 +223,5 @@ def verify_variance(points: ResidualPoints, scale: Residuals) -> Array:
 
 def draft_variance(points: ResidualPoints, scale: Residuals) -> Array:
     """Diagonal of ``draft_covariance(points, points, scale)``."""
-    return np.full(points.log_tokens.shape, scale.draft_steps**2 + scale.draft_batch**2 + scale.draft_configuration**2)
+    total = scale.draft_steps**2 + scale.draft_batch**2 + scale.draft_context**2 + scale.draft_configuration**2
+    return np.full(points.log_tokens.shape, total)

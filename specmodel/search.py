@@ -22,7 +22,7 @@ from specmodel.observations import Observations
 from specmodel.posterior import Layout, Posterior, TreePaths, lengths, parts, tree_paths
 from specmodel.residual import Residuals
 
-__all__ = ["Problem", "State", "different", "log_posterior", "rescaled", "search", "start"]
+__all__ = ["Problem", "Scales", "State", "different", "log_posterior", "rescaled", "search", "start"]
 
 Array = NDArray[np.float64]
 PASS, TAX = 0, 1
@@ -33,11 +33,9 @@ ENOUGH = 1e-4
 """Slope of the log posterior along the full step, relative to the misfit, below which the search ends."""
 STALLS = 3
 """Steps in a row that hardly rise after which it ends, too."""
-ADDITIVE = frozenset(
-    ("log_token", "log_kv", "log_overhead", "log_draft_base", "log_draft_step", "log_draft_width", "log_tree")
-)
+ADDITIVE = frozenset(("log_token", "log_kv", "log_overhead", "log_draft_base", "log_draft_step", "log_tree"))
 """Cost parameters that are logarithms of terms of a sum."""
-MOST_WIDENING = 9.0
+MOST_WIDENING = 16.0
 """Factor on the variance of the residual process at most: noisy runs are no sign of rougher kernels."""
 PRIOR_DEGREES = 4.0
 """Degrees of freedom that the prior of the noise scale is worth."""
@@ -152,7 +150,7 @@ def _linearise(problem: Problem, state: State, paths: TreePaths) -> _Linear:
 
 def _variance(problem: Problem) -> Array:
     obs = problem.obs
-    return np.asarray(obs.sd**2 * np.where(obs.sampled, problem.noise_scale, 1.0))
+    return np.asarray(obs.sd**2 * np.where(obs.sampled & obs.scaled, problem.noise_scale, 1.0))
 
 
 def _working(problem: Problem, latent: Array) -> tuple[Array, Array]:
@@ -283,8 +281,8 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
     timed = obs.sampled & ~obs.bound
     # Share of each observation that the parameters do not take up: the diagonal of residual_cov @ total^-1.
     taken = np.einsum("ij,ij->i", spread, cho_solve((factor, True), jac, check_finite=False))
-    degrees = float(np.sum((1.0 - taken)[timed]))
-    misfit = float(np.sum((alpha * (residual_cov @ alpha))[timed]))
+    free, misfit = 1.0 - taken, alpha * (residual_cov @ alpha)
+    guessed, stated = timed & obs.scaled, timed & ~obs.scaled
     evidence = reached - float(np.sum(np.log(np.diag(factor)))) + 0.5 * float(np.sum(np.log(variance)))
     posterior = Posterior(
         theta=state.theta,
@@ -297,8 +295,10 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         verify_pull=state.verify_weight,
         draft_pull=state.draft_weight,
         residuals=problem.residuals,
-        noise_scale=(PRIOR_DEGREES + misfit) / (PRIOR_DEGREES + degrees),
-        degrees=PRIOR_DEGREES + degrees,
+        noise_scale=problem.noise_scale,
+        guessed=(float(misfit[guessed].sum()), float(free[guessed].sum())),
+        stated=(float(misfit[stated].sum()), float(free[stated].sum())),
+        degrees=PRIOR_DEGREES + float(free[timed].sum()),
         log_evidence=evidence,
         converged=converged,
     )
@@ -353,35 +353,52 @@ def _slope(
     return max(float(pull_of_data @ change) - back, 0.0)
 
 
-def rescaled(base: Problem, noise_scale: float, state: State, before: float) -> tuple[Problem, State]:
-    """The problem with a noise scale that a search found, and the state that the search ended in.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Factors on variances that are learnt: of the noise of timings that is guessed, and of the residual process."""
 
-    The residual process is widened with the noise, never narrowed, and not by more than `MOST_WIDENING`.
+    noise: float = 1.0
+    process: float = 1.0
+
+    def after(self, post: Posterior) -> Scales:
+        """The scales that the misfit of a search under these ones speaks for.
+
+        The noise is compared in units of the guess, so that what its prior is worth does not grow with it. Timings that
+        state their noise leave their misfit to the process; without them the process widens with the noise. It never
+        narrows, and not beyond `MOST_WIDENING`.
+        """
+        misfit, degrees = post.guessed
+        noise = (PRIOR_DEGREES + self.noise * misfit) / (PRIOR_DEGREES + degrees)
+        misfit, degrees = post.stated
+        process = self.process * (PRIOR_DEGREES + misfit) / (PRIOR_DEGREES + degrees) if degrees >= 1.0 else noise
+        return Scales(noise=noise, process=min(max(process, 1.0), MOST_WIDENING))
+
+    def differ(self, other: Scales) -> bool:
+        """Whether two pairs of scales differ by more than a tenth."""
+        ratios = np.log([self.noise / other.noise, self.process / other.process])
+        return bool(np.max(np.abs(ratios)) > 0.1)
+
+
+def rescaled(base: Problem, scales: Scales, state: State, before: Scales) -> tuple[Problem, State]:
+    """The problem under other scales, and the state that a search under `before` ended in.
 
     Parameters
     ----------
     base : Problem
-        With a noise scale of 1.
-    noise_scale, before : float
-        The new scale, and the one under which `state` was found.
+        With scales of 1.
     """
-    up, was = _widening(noise_scale), _widening(before)
-    wide = {name: getattr(base.residuals, name) * float(np.sqrt(up)) for name in AMPLITUDES}
+    wide = {name: getattr(base.residuals, name) * float(np.sqrt(scales.process)) for name in AMPLITUDES}
     problem = replace(
         base,
-        noise_scale=noise_scale,
-        verify_cov=base.verify_cov * up,
-        draft_cov=base.draft_cov * up,
+        noise_scale=scales.noise,
+        verify_cov=base.verify_cov * scales.process,
+        draft_cov=base.draft_cov * scales.process,
         residuals=replace(base.residuals, **wide),
     )
     # The same residuals from a wider process.
-    shrink = was / up
+    shrink = before.process / scales.process
     moved = replace(state, verify_weight=state.verify_weight * shrink, draft_weight=state.draft_weight * shrink)
     return problem, moved
-
-
-def _widening(noise_scale: float) -> float:
-    return min(max(noise_scale, 1.0), MOST_WIDENING)
 
 
 AMPLITUDES = (
@@ -394,6 +411,7 @@ AMPLITUDES = (
     "configuration",
     "draft_steps",
     "draft_batch",
+    "draft_context",
     "draft_configuration",
 )
 

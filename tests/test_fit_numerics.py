@@ -224,7 +224,7 @@ def test_the_covariance_of_the_observations_is_that_of_its_parts(searched: Any) 
         scale = np.sqrt(np.outer(np.diag(total), np.diag(total)) + 1.0)
         assert np.max(np.abs(off) / scale) < 1e-9
         measured = (obs.trials == 0) & ~obs.bound
-        noise = obs.sd**2 * np.where(obs.sampled, problem.noise_scale, 1.0)
+        noise = obs.sd**2 * np.where(obs.sampled & obs.scaled, problem.noise_scale, 1.0)
         np.testing.assert_allclose(np.diag(rest)[measured], noise[measured], rtol=1e-5, atol=1e-10)
         assert np.all(np.diag(rest) > 0.0)
 
@@ -245,7 +245,7 @@ def test_posterior_variance_of_a_prediction_is_the_curvature(searched: Any) -> N
         prior += np.outer(t, t) * (1.0 / cov_tax - 1.0)
         p = expit(latent(z))
         obs = problem.obs
-        noise = obs.sd**2 * np.where(obs.sampled, problem.noise_scale, 1.0)
+        noise = obs.sd**2 * np.where(obs.sampled & obs.scaled, problem.noise_scale, 1.0)
         weight = np.where(obs.trials > 0, obs.trials * p * (1.0 - p), 1.0 / noise)
         primal = jacobian @ np.linalg.solve(prior + jacobian.T @ (weight[:, None] * jacobian), jacobian.T)
         total = posterior.factor @ posterior.factor.T

@@ -178,13 +178,14 @@ def test_cycles_of_one_workload_share_more(left: int, right: int, shared: bool) 
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({}, {"draft_steps", "draft_batch", "draft_configuration"}),
-        ({"topk": 4.0}, {"draft_batch"}),
+        ({}, {"draft_steps", "draft_batch", "draft_context", "draft_configuration"}),
+        ({"topk": 4.0}, {"draft_batch", "draft_context"}),
         ({"draft_mode": 2}, set()),
         ({"comm": 1}, set()),
-        ({"log_steps": 99.0}, {"draft_batch"}),
-        ({"log_sequences": 99.0}, {"draft_steps"}),
-        ({"log_tokens": 99.0, "log_context": 99.0}, {"draft_steps", "draft_batch", "draft_configuration"}),
+        ({"log_steps": 99.0}, {"draft_batch", "draft_context"}),
+        ({"log_sequences": 99.0}, {"draft_steps", "draft_context"}),
+        ({"log_context": 99.0}, {"draft_steps", "draft_batch"}),
+        ({"log_tokens": 99.0}, {"draft_steps", "draft_batch", "draft_context", "draft_configuration"}),
     ],
 )
 def test_what_two_drafts_share(change: dict[str, Any], parts: set[str]) -> None:
