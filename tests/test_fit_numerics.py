@@ -118,7 +118,7 @@ def log_likelihood(problem: Any, latent: Any) -> float:
     """Normal, binomial or a bound, by the kind of each observation."""
     obs, total = problem.obs, 0.0
     for i, eta in enumerate(latent):
-        sd = obs.sd[i] * np.sqrt(problem.noise_scale if obs.sampled[i] else 1.0)
+        sd = obs.sd[i] * np.sqrt(problem.noise_scale if obs.sampled[i] and obs.scaled[i] else 1.0)
         if obs.trials[i] > 0:
             p = np.clip(expit(eta), 1e-300, 1.0)
             total += obs.hits[i] * np.log(p) + (obs.trials[i] - obs.hits[i]) * np.log(np.clip(expit(-eta), 1e-300, 1.0))
