@@ -104,7 +104,7 @@ def failures(
         lines += ["Every group could be fitted and predicted.", ""]
     if aims:
         lines += [f"### Aims: {len(missed)} of {len(aims)} missed", "", *_aims(aims), ""]
-    lines += [*_dishonest(points), *_worse_than_sum(points)]
+    lines += [*_dishonest(points), *_outside_tables(points), *_worse_than_sum(points)]
     lines += [
         "### The largest errors",
         "",
@@ -151,6 +151,22 @@ def _dishonest(points: Sequence[HeldOut]) -> list[str]:
         if half > 0.5 + 2.0 * _SLACK:
             lines.append(f"- {kind}: {percent(half, 0)} inside the 50 % interval: it is wider than it needs to be.")
     return ["### Intervals that are not what they say", "", *lines, ""] if lines else []
+
+
+def _outside_tables(points: Sequence[HeldOut]) -> list[str]:
+    """Say of which cycles from full tables too many lie outside their intervals."""
+    lines = []
+    full = [p for p in points if p.task == "full table"]
+    for name, mode in dict.fromkeys((p.file, p.mode) for p in full):
+        here = [p for p in full if (p.file, p.mode) == (name, mode)]
+        outside = [p for p in here if not p.inside()]
+        if len(outside) > (0.1 + _SLACK) * len(here):
+            worst = max(outside, key=lambda p: p.miss)
+            text = f"- {name}, {mode}: {len(outside)} of {len(here)} outside, at worst {_place(worst)}: "
+            simple = worst.simple_error
+            text += f"{signed(worst.error)}" + (f", the sum of the table entries {signed(simple)}" if simple else "")
+            lines.append(text + ".")
+    return ["### Cycles from full tables outside their intervals", "", *lines, ""] if lines else []
 
 
 def _worse_than_sum(points: Sequence[HeldOut]) -> list[str]:
