@@ -169,17 +169,20 @@ def test_counts_have_their_binomial_width() -> None:
 
 
 def test_where_drafting_stops_early_attempts_are_the_trials() -> None:
-    early = {
-        "num_steps": 3,
-        "drafts": 1000,
-        "drafted_per_position": [1000, 400, 100],
-        "accepted_per_position": [800, 320, 80],
-    }
-    plain_counts = {"num_steps": 3, "drafts": 1000, "accepted_per_position": [800, 320, 80]}
-    model = fitted([plain()], acceptance=[early])
-    tried_always = fitted([plain()], acceptance=[plain_counts])
-    assert model.predict(3).acceptance_length == pytest.approx(1 + 0.8 + 0.64 + 0.512, rel=0.05)
-    assert tried_always.predict(3).acceptance_length == pytest.approx(1 + 0.8 + 0.32 + 0.08, rel=0.03)
+    """Four in five are accepted at every position, but only 40 and 10 % of the cycles draft a second and a third."""
+    reach = (1.0, 0.4, 0.1)
+    accepted = [round(1e5 * r * 0.8**k) for k, r in enumerate(reach, start=1)]
+    early = {"drafted_per_position": [round(1e5 * r) for r in reach]}
+    length = 1.0 + sum(accepted) / 1e5
+    got = {}
+    for name, more in (("early", early), ("always", {})):
+        entry = {"num_steps": 3, "drafts": 100_000, "accepted_per_position": accepted, **more}
+        model = fitted([plain()], acceptance=[entry])
+        assert model.predict(3).acceptance_length == pytest.approx(length, rel=0.01), "what was counted is predicted"
+        terms = {t.name: t.value for t in model.terms}
+        got[name] = [terms[f"conditional[default][{k}]"] for k in (1, 2, 3)]
+    assert got["early"] == pytest.approx([0.8, 0.8, 0.8], abs=0.02), "a draft that was made is as good as the first"
+    assert got["always"] == pytest.approx([0.8, 0.4 * 0.8, 0.25 * 0.8], abs=0.02)
 
 
 @pytest.mark.parametrize(
