@@ -36,6 +36,7 @@ KINDS = {
 }
 _MODE_COLOURS = {"one graph a step": _COLOURS[0], "one graph a cycle": _COLOURS[2], "eager": _COLOURS[1]}
 _MOST_PANELS = 6
+_HEADROOM = 1.5
 
 
 def _figure(columns: int, rows: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
@@ -180,7 +181,8 @@ def verify(cals: Sequence[Calibration]) -> Figure:
         ax.set_title(cal.name, fontsize=9, loc="left")
         ax.set_xlabel("tokens of the pass", fontsize=8)
         ax.set_ylabel("verify, ms", fontsize=8)
-        ax.set_ylim(bottom=0.0)
+        # A band that widens without end would flatten what was measured.
+        ax.set_ylim(0.0, _HEADROOM * max(verify_ms(r) for r in rows))
         ax.legend(fontsize=7, frameon=False)
     for ax in axes[len(some) :]:
         ax.set_visible(False)
@@ -222,7 +224,6 @@ def drafting(points: Sequence[HeldOut]) -> Figure | None:
         ax.set_title(title, fontsize=9, loc="left")
         ax.set_xlabel("draft steps", fontsize=8)
         ax.set_ylabel("cycle, ms", fontsize=8)
-        ax.set_ylim(bottom=0.0)
         ax.legend(fontsize=7, frameon=False)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)

@@ -67,7 +67,7 @@ def tables(points: Sequence[HeldOut], images: Mapping[str, str]) -> list[str]:
             lines += [
                 "",
                 "Circles are measured, with two standard deviations of one sample as bars; the filled ones are the "
-                "sparse table, from which lines and 90 % bands predict the rest."
+                "sparse table, from which lines and 90 % bands predict the rest; bands are cut at the top."
                 if name == "verify"
                 else "Points are measured cycles, lines and 90 % bands what the full table predicts.",
             ]
