@@ -15,7 +15,7 @@ from specmodel.model import FittedModel
 from specmodel.notices import cutoff_notices, step_notices
 from specmodel.optimum import Candidate, Ceiling, NextMeasurement, Objective, Optimum, Plain
 from specmodel.prediction import Prediction
-from specmodel.request import checked
+from specmodel.request import number
 
 __all__ = ["Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "optimize"]
 
@@ -98,7 +98,7 @@ def optimize(
     if objective == "goodput" and max_tpot_ms is None:
         raise UsageError("objective goodput needs max_tpot_ms: the time per token that counts as good")
     if max_tpot_ms is not None:
-        checked("max_tpot_ms", max_tpot_ms, 1e-9)
+        max_tpot_ms = number("max_tpot_ms", max_tpot_ms, 1e-9)
     shares = _batches(model, batch)
     names = _comms(model, comm)
     shapes = _shapes(model, max_steps, trees)
@@ -129,17 +129,21 @@ def optimize(
         )
     context = default_context(model.calibration, main) if context_tokens is None else context_tokens
     workloads = tuple(model.layout.workloads[i] for i in model.mixture(workload)[0])
-    measured = np.array(
-        [model.measured.has_speed(shapes[i], main, c, context, workloads) for c in names for i in range(len(shapes))]
-    )
+    graphs = (bool(cuda_graph), bool(verify_cuda_graph))
+    known = model.measured
+    measured = np.array([known.has_speed(x, main, c, context, workloads, *graphs) for c in names for x in shapes])
     probability, regret = _judge(score, allowed)
     best = _choose(here, regret, allowed, measured)
     table = _table(here, main, probability, regret, measured)
     better = (score > score[:, [best]]).mean(axis=0)
     ties = tuple(table[i] for i in np.flatnonzero(allowed & (better > TIE_PROBABILITY)) if i != best)
-    plain = _plain(model, here, table, main, context, workloads)
+    plain = _plain(model, main, context, workloads)
     # What lies too far out could not be recommended after one measurement either.
-    near = np.array([not c.extrapolated for c in table]) | (np.arange(len(table)) == best)
+    near = np.array([not c.extrapolated for c in table])
+    if near.any():
+        near[best] = True
+    else:
+        near[:] = True  # nothing is near anything measured: any measurement is a first one
     gain, reason = _gains(score, allowed & near, best, measured)
     unmeasured = _unmeasured(model, table[best], workloads)
     following = _next(gain, table, context, workloads, model, best)
@@ -184,7 +188,7 @@ def _shapes(
         # Long chains are candidates where they were measured; nobody runs one of 64 steps that nobody measured.
         chains = set(range(min(max(10, measured), MOST_STEPS) + 1))
     else:
-        longest = int(checked("max_steps", max_steps, 0.0, 4.0 * MOST_STEPS, whole=True))
+        longest = int(number("max_steps", max_steps, 0.0, 4.0 * MOST_STEPS, whole=True))
         chains = set(range(longest + 1))
     if max_steps is None:
         chains |= {s[0] for s in model.measured.speeds if s[1] == 1}
@@ -198,15 +202,11 @@ def _batches(model: FittedModel, batch: float | Mapping[float, float] | None) ->
     if batch is None:
         measured = model.measured.batches
         return {1.0 if 1.0 in measured or not measured else measured[0]: 1.0}
-    given = dict(batch) if isinstance(batch, Mapping) else {batch: 1.0}
-    if not given:
+    if not isinstance(batch, Mapping):
+        return {number("batch", batch, 1.0): 1.0}
+    if not batch:
         raise UsageError("batch: an empty distribution; give at least one size and its share")
-    out = {}
-    for size, share in given.items():
-        sizes = checked("batch", size, 1.0)
-        if sizes.ndim:
-            raise UsageError(f"batch must be one number or a mapping of size to share, got {size!r}")
-        out[float(sizes)] = float(checked(f"share of batch {float(sizes):g}", share, 1e-12))
+    out = {number("batch", size, 1.0): number(f"share of batch {size}", share, 1e-12) for size, share in batch.items()}
     total = sum(out.values())
     return {b: s / total for b, s in out.items()}
 
@@ -322,8 +322,6 @@ def _table(
 
 def _plain(
     model: FittedModel,
-    here: _Field,
-    table: tuple[Candidate, ...],
     batch: float,
     context: int | None,
     workloads: tuple[str, ...],
@@ -333,8 +331,13 @@ def _plain(
     if rate is not None:
         low, high = model.predict(0, batch, rate.comm, context_tokens=context).interval(0.9)
         return Plain(comm=rate.comm, tok_s=rate.tok_s, tok_s_interval=(float(low), float(high)), measured=True)
-    best = max((c for c in table if c.num_steps == 0), key=lambda c: c.tok_s)
-    return Plain(comm=best.comm, tok_s=best.tok_s, tok_s_interval=best.tok_s_interval, measured=False)
+    # As for the speedups: the best under any setting of the file, whatever settings the call may choose from.
+    predicted = {name: model.predict(0, batch, name, context_tokens=context) for name in model.comm_names}
+    name = max(predicted, key=lambda n: float(predicted[n].tok_s))
+    low, high = predicted[name].interval(0.9)
+    return Plain(
+        comm=name, tok_s=float(predicted[name].tok_s), tok_s_interval=(float(low), float(high)), measured=False
+    )
 
 
 def _gains(score: Array, allowed: NDArray[np.bool_], best: int, measured: NDArray[np.bool_]) -> tuple[Array, str]:
@@ -380,10 +383,14 @@ def _next(
     steps = "1 step" if c.num_steps == 1 else f"{c.num_steps} steps"
     what = "plain decoding" if c.num_steps == 0 else steps
     reason = (
-        f"{what} under {c.comm} is predicted at {c.tok_s:.1f} tok/s ({low:.1f} to {high:.1f}) and was not measured; "
-        f"knowing it brings {gain[j]:.2f} tok/s on average"
+        f"{what} under {c.comm} is predicted at {_rate(c.tok_s)} tok/s ({_rate(low)} to {_rate(high)}) and was not "
+        f"measured; knowing it brings {_rate(gain[j])} tok/s on average"
     )
     return NextMeasurement(kind="cycles", row=row, reason=reason, gain_tok_s=float(gain[j]))
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 999.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def _notices(model: FittedModel, best: Candidate) -> tuple[str, ...]:

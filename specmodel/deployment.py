@@ -78,6 +78,10 @@ class Deployment:
         )
         b = settings.batch if rank_batch else np.maximum(settings.batch / self.data_parallel, 1.0)
         padded_b, padded_n, uncaptured = self._pad(b, b * q)
+        if np.any(settings.verify_eager):
+            # Padding is what a captured graph costs; without one a pass runs at its own size.
+            padded_b = np.where(settings.verify_eager > 0, b, padded_b)
+            padded_n = np.where(settings.verify_eager > 0, b * q, padded_n)
         context = settings.context_tokens
         ratio = np.maximum(context, 1.0) / self.context_reference
         ratio = np.where(np.isnan(ratio), 1.0, ratio)

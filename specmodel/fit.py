@@ -222,7 +222,7 @@ def fit(
     # A part of a large file finds the modes and the noise scale as well as all of it.
     rough = replace(base, obs=obs.thinned(_ROUGH_OBSERVATIONS)) if len(obs) > _ROUGH_OBSERVATIONS else base
     first = different([search(rough, start(rough, tax), _ROUGHLY) for tax in (settings.tax[0], 0.8)])
-    found = [_settled(base, posterior, state) for posterior, state in first]
+    found = [_settled(base, rough, posterior, state) for posterior, state in first]
     kept, weights = _modes([posterior for posterior, _ in different(found)])
     return FittedModel(
         calibration=cal,
@@ -236,12 +236,15 @@ def fit(
     )
 
 
-def _settled(base: Problem, posterior: Posterior, state: State) -> tuple[Posterior, State]:
-    """Search again under the scales that the last search speaks for, until they no longer change."""
+def _settled(base: Problem, rough: Problem, posterior: Posterior, state: State) -> tuple[Posterior, State]:
+    """Search again under the scales that the last search speaks for, until they no longer change; then to the end.
+
+    `rough` is the problem, or the part of it, that the first search saw.
+    """
     before = Scales()
     scales = before.after(posterior)
     for _ in range(_ROUNDS):
-        problem, state = rescaled(base, scales, state, before)
+        problem, state = rescaled(rough, scales, state, before)
         posterior, state = search(problem, state, _ROUGHLY)
         before, scales = scales, scales.after(posterior)
         if not scales.differ(before):

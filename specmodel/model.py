@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from specmodel.acceptance import mean_drafts
 from specmodel.calibration import Calibration
 from specmodel.cost import CostPoints, parameter_names
-from specmodel.deployment import Deployment, as_settings, flattened, part_of
+from specmodel.deployment import Deployment, flattened, part_of
 from specmodel.errors import UsageError
 from specmodel.measured import Measured, extrapolation
 from specmodel.observations import Observations, Shape
@@ -30,8 +30,8 @@ from specmodel.posterior import (
     times,
 )
 from specmodel.prediction import Distribution, Prediction, Term, scalar, terms_of
-from specmodel.request import Request, Workload, request_of
-from specmodel.residual import ResidualPoints
+from specmodel.request import Request, Workload, number, request_of
+from specmodel.residual import ResidualPoints, distinct
 from specmodel.speeds import Noise
 
 __all__ = ["QUANTITIES", "FittedModel"]
@@ -231,7 +231,7 @@ class FittedModel:
         request = request_of(
             num_steps=num_steps,
             batch=batch,
-            comm=self.comm_index(comm) if isinstance(comm, str) else [self.comm_index(c) for c in comm],
+            comm=[self.comm_index(c) for c in comm] if isinstance(comm, tuple) else self.comm_index(comm),
             topk=topk,
             num_draft_tokens=num_draft_tokens,
             context_tokens=context_tokens,
@@ -327,8 +327,7 @@ class FittedModel:
         """
         if quantity not in QUANTITIES:
             raise UsageError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity!r}")
-        if not 0.0 < level < 1.0:
-            raise UsageError(f"interval level must lie between 0 and 1, got {level!r}")
+        level = number("level", level, 1e-9, 1.0 - 1e-9)
         if num_steps == 0 and quantity.startswith("draft_"):
             return 0.0, 0.0, 0.0
         request, _ = self.request(
@@ -392,9 +391,20 @@ class FittedModel:
     def _plain_rates(self, request: Request) -> tuple[Array, tuple[str, ...]]:
         """The plain rate that each point is compared with, and a warning where none was measured."""
         names = tuple(self.layout.workloads[i] for i in request.shares)
-        batch, context = request.settings.batch, request.settings.context_tokens
+        # Each different place once: a grid over steps asks for the same plain decoding again and again.
+        batches, at_batch = distinct(request.batch)
+        contexts, at_context = distinct(request.settings.context_tokens)
+        if batches.size * contexts.size <= max(at_batch.size, at_context.size):
+            rates, warnings = self._plain_rates_at(batches[:, None], contexts[None, :], names)
+            return rates[at_batch, at_context], warnings
+        return self._plain_rates_at(request.batch, request.settings.context_tokens, names)
+
+    def _plain_rates_at(
+        self, batch: Array, context: Array, workloads: tuple[str, ...]
+    ) -> tuple[Array, tuple[str, ...]]:
+        """Plain rates at batches and contexts that broadcast."""
         rates: Array = np.full(np.broadcast_shapes(batch.shape, context.shape), np.nan)
-        for b, c, tok_s in self.measured.plain_places(names):
+        for b, c, tok_s in self.measured.plain_places(workloads):
             here = np.abs(batch - b) < 1e-9
             if c >= 0:
                 here = here & (np.isnan(context) | (context == c))
@@ -402,12 +412,8 @@ class FittedModel:
         missing = np.isnan(rates)
         if not missing.any():
             return rates, ()
-        plain, _ = self.request(0, batch, self.comm_names, context_tokens=None)
-        settings = as_settings(
-            **{name: getattr(plain.settings, name) for name in plain.settings.__slots__ if name != "context_tokens"},
-            context_tokens=context,
-        )
-        points, right = self.deployment.points(settings)
+        settings = self.request(0, np.broadcast_to(batch, rates.shape), self.comm_names)[0].settings
+        points, right = self.deployment.points(replace(settings, context_tokens=context))
         cycle: Array = np.zeros(())
         for post, weight in zip(self.posteriors, self.weights, strict=True):
             cycle = cycle + weight * sum(times(post, self.observations, self.deployment, points, right))

@@ -342,10 +342,10 @@ def _acceptance(entry: AcceptanceEntry, i: int, build: _Builder, noise: Noise, d
         before = np.ones(len(conditional))
     sd = entry.sd if entry.sd is not None else noise.probability
     for k, (c, reach) in enumerate(zip(conditional, before, strict=True)):
-        if reach <= 0.0:
-            break
+        if reach < 1e-6:
+            break  # nothing is known of what hardly ever happens
         # A stated probability counts as so many trials as would give it its standard deviation.
-        spread = max(sd, 1e-4) / reach
+        spread = min(max(sd, 1e-4), 1.0) / reach
         inside = min(max(float(c), 0.5 * spread), 1.0 - 0.5 * spread) if spread < 0.5 else 0.5
         trials = max(inside * (1.0 - inside) / spread**2, 0.5)
         build.add("acceptance", i, float(logit(inside)), 1.0, position=k, hits=inside * trials, trials=trials, **common)

@@ -84,7 +84,7 @@ class Prediction:
 
     def quantile(self, probability: float) -> Array:
         """Quantile of tok/s for one new measurement."""
-        if not 0.0 < probability < 1.0:
+        if not isinstance(probability, float | int) or not 0.0 < probability < 1.0:
             raise UsageError(f"quantile must lie between 0 and 1, got {probability!r}")
         quantile: Array = scalar(np.exp(self.distribution().quantile(probability)))
         return quantile

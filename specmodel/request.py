@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from specmodel.acceptance import MOST_TREE_TOKENS
 from specmodel.deployment import Settings, as_settings
 from specmodel.errors import UsageError
+from specmodel.residual import distinct
 
-__all__ = ["Request", "Workload", "checked", "request_of"]
+__all__ = ["Request", "Workload", "checked", "number", "request_of"]
 
 Array = NDArray[np.float64]
 Workload = str | Mapping[str, float] | None
@@ -40,8 +41,16 @@ class Request:
     def kinds(self) -> tuple[Array, NDArray[np.intp]]:
         """The different (steps, topk, verified tokens), shape (3, U), and which of them each point has."""
         small = np.broadcast_arrays(self.num_steps, self.settings.topk, self.verify_tokens)
-        kinds, index = np.unique(np.stack([a.ravel() for a in small]), axis=1, return_inverse=True)
-        return kinds, np.asarray(index.reshape(small[0].shape), dtype=np.intp)
+        code = np.zeros(small[0].shape, dtype=np.intp)
+        for array in small:
+            values, index = distinct(array)
+            if len(values) > 1:
+                code = code * len(values) + index
+        codes, index = distinct(code)
+        # One point of each code: the last that is written stays.
+        first = np.empty(len(codes), dtype=np.intp)
+        first[index.ravel()] = np.arange(code.size)
+        return np.stack([array.ravel()[first] for array in small]), index
 
 
 def request_of(
@@ -133,3 +142,11 @@ def checked(name: str, value: ArrayLike, least: float, most: float = 1e9, whole:
     if whole and np.any(x != np.floor(x)):
         raise UsageError(f"{name} must be a whole number, got {x[x != np.floor(x)].ravel()[0]:g}")
     return x
+
+
+def number(name: str, value: ArrayLike, least: float, most: float = 1e9, whole: bool = False) -> float:
+    """One finite number within [`least`, `most`], or a `UsageError` that names the argument."""
+    x = checked(name, value, least, most, whole)
+    if x.ndim:
+        raise UsageError(f"{name} must be one number, got {value!r}")
+    return float(x)

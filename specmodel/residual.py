@@ -9,6 +9,7 @@ indicators, so a prediction needs no more than sums over measured points.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 __all__ = [
     "ResidualPoints",
     "Residuals",
+    "distinct",
     "draft_covariance",
     "draft_mean",
     "draft_variance",
@@ -80,12 +82,19 @@ def matern32(distance: Array, length: float) -> Array:
 _MANY = 4096
 
 
+def distinct(x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Distinct values of an array, increasing, and which of them each element is, in the shape of the array."""
+    values = np.unique(x)
+    # A search among few values is much quicker than the sort that numpy's own inverse takes.
+    return values, np.asarray(np.searchsorted(values, x))
+
+
 def _correlation(left: Array, right: Array, length: float) -> Array:
     """Matern correlation of every left value with every right value, shape (left, right)."""
     if right.size > _MANY:
-        values, index = np.unique(right, return_inverse=True)
+        values, index = distinct(right)
         if values.size < right.size:
-            return matern32(left[:, None] - values[None, :], length)[:, index.reshape(right.shape)]
+            return matern32(left[:, None] - values[None, :], length)[:, index]
     return matern32(left[:, None] - right[None, :], length)
 
 
@@ -94,11 +103,13 @@ def _smooth_mean(weights: Array, left: Array, right: Array, length: float) -> Ar
     used = weights != 0.0
     if not used.any():
         return np.zeros(right.shape)
-    flat, index = right.ravel(), None
-    if right.size > _MANY:
-        flat, index = np.unique(flat, return_inverse=True)
-    total = weights[used] @ matern32(left[used][:, None] - flat[None, :], length)
-    return np.asarray(total if index is None else total[index.ravel()]).reshape(right.shape)
+    values, index = distinct(right) if right.size > _MANY else (right.ravel(), None)
+    left, weights = left[used], weights[used]
+    total = np.empty(values.size)
+    for start in range(0, values.size, _MANY):
+        piece = values[start : start + _MANY]
+        total[start : start + _MANY] = weights @ matern32(left[:, None] - piece[None, :], length)
+    return np.asarray(total.reshape(right.shape) if index is None else total[index])
 
 
 def verify_mean(weights: Array, left: ResidualPoints, right: ResidualPoints, scale: Residuals) -> Array:

@@ -281,7 +281,8 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
     timed = obs.sampled & ~obs.bound
     # Share of each observation that the parameters do not take up: the diagonal of residual_cov @ total^-1.
     taken = np.einsum("ij,ij->i", spread, cho_solve((factor, True), jac, check_finite=False))
-    free, misfit = 1.0 - taken, alpha * (residual_cov @ alpha)
+    # Neither can be negative but by rounding, where the numbers of one file differ by many orders of magnitude.
+    free, misfit = np.clip(1.0 - taken, 0.0, 1.0), np.maximum(alpha * (residual_cov @ alpha), 0.0)
     guessed, stated = timed & obs.scaled, timed & ~obs.scaled
     evidence = reached - float(np.sum(np.log(np.diag(factor)))) + 0.5 * float(np.sum(np.log(variance)))
     posterior = Posterior(

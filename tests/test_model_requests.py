@@ -210,7 +210,7 @@ def test_a_large_grid_takes_bounded_memory() -> None:
         assert np.all(low < high)
         return peak
 
-    few, many = 10_000, 40_000
+    few, many = 20_000, 50_000
     assert (peak_bytes(many) - peak_bytes(few)) / (many - few) < 1200
 
 
