@@ -281,8 +281,7 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
     timed = obs.sampled & ~obs.bound
     # Share of each observation that the parameters do not take up: the diagonal of residual_cov @ total^-1.
     taken = np.einsum("ij,ij->i", spread, cho_solve((factor, True), jac, check_finite=False))
-    # Neither can be negative but by rounding, where the numbers of one file differ by many orders of magnitude.
-    free, misfit = np.clip(1.0 - taken, 0.0, 1.0), np.maximum(alpha * (residual_cov @ alpha), 0.0)
+    free, misfit = 1.0 - taken, alpha * (residual_cov @ alpha)
     guessed, stated = timed & obs.scaled, timed & ~obs.scaled
     evidence = reached - float(np.sum(np.log(np.diag(factor)))) + 0.5 * float(np.sum(np.log(variance)))
     posterior = Posterior(
@@ -297,13 +296,18 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         draft_pull=state.draft_weight,
         residuals=problem.residuals,
         noise_scale=problem.noise_scale,
-        guessed=(float(misfit[guessed].sum()), float(free[guessed].sum())),
-        stated=(float(misfit[stated].sum()), float(free[stated].sum())),
-        degrees=PRIOR_DEGREES + float(free[timed].sum()),
+        guessed=(_least_zero(misfit[guessed]), _least_zero(free[guessed])),
+        stated=(_least_zero(misfit[stated]), _least_zero(free[stated])),
+        degrees=PRIOR_DEGREES + _least_zero(free[timed]),
         log_evidence=evidence,
         converged=converged,
     )
     return posterior, state
+
+
+def _least_zero(x: Array) -> float:
+    """A sum that is negative only by rounding, where the numbers of a file differ by many orders of magnitude."""
+    return max(float(x.sum()), 0.0)
 
 
 def _full_step(
