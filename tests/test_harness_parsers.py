@@ -365,8 +365,22 @@ def test_an_old_compiler_is_refused_with_what_to_do(tools):
         building.find_toolchain()
 
 
+def test_the_compiler_and_its_headers_are_of_one_version(tools, tmp_path, monkeypatch):
+    """A toolkit that the environment names is used alone; the wheels' compiler comes before the one on the path."""
+    wheels, toolkit = tmp_path / "cu13", tmp_path / "toolkit"
+    for root in (wheels, toolkit):
+        (root / "bin").mkdir(parents=True)
+        program(root / "bin", "nvcc", "echo 'release 13.5, V13.5.10'")
+    monkeypatch.setattr(building, "_hints", lambda: (str(wheels),))
+    found = building.find_toolchain()
+    assert (found.nvcc, found.hints) == (str(wheels / "bin" / "nvcc"), (str(wheels),))
+    monkeypatch.setenv("CUDA_HOME", str(toolkit))
+    found = building.find_toolchain()
+    assert (found.nvcc, found.hints) == (str(toolkit / "bin" / "nvcc"), ())
+
+
 def test_a_missing_compiler_is_one_sentence(monkeypatch, tools):
-    monkeypatch.setattr(building, "_nvcc", lambda _: None)
+    monkeypatch.setattr(building, "_nvcc", lambda hints: (None, hints))
     with pytest.raises(SpecModelError, match=r"nvcc was not found.*specmodel\[harness\]"):
         building.find_toolchain()
 

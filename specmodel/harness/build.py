@@ -101,11 +101,20 @@ def _tool(name: str) -> str | None:
     return shutil.which(name, path=scripts) or shutil.which(name)
 
 
-def _nvcc(hints: tuple[str, ...]) -> str | None:
-    folders = [Path(os.environ[key]) / "bin" for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
-    folders += [Path(hint) / "bin" for hint in hints] + [Path("/usr/local/cuda/bin")]
-    found = (shutil.which("nvcc", path=str(folder)) for folder in folders)
-    return _tool("nvcc") or next((path for path in found if path), None)
+def _nvcc(hints: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """Return the compiler to use and the hints that go with it.
+
+    A compiler and the headers of another version do not build: a toolkit that the environment names is used alone,
+    and the compiler of the wheels comes before the one on the path.
+    """
+    named = [Path(os.environ[key]) / "bin" for key in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(key)]
+    for folder in named:
+        if found := shutil.which("nvcc", path=str(folder)):
+            return found, ()
+    for hint in hints:
+        if found := shutil.which("nvcc", path=str(Path(hint) / "bin")):
+            return found, hints
+    return _tool("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin"), hints
 
 
 def _first_line(command: list[str], pattern: str) -> str | None:
@@ -127,9 +136,8 @@ def find_toolchain() -> Toolchain:
     SpecModelError
         nvcc, cmake, ninja or a C++ compiler is missing, or nvcc is too old; the message says what to install.
     """
-    hints = _hints()
     remedy = "; install a CUDA toolkit, or NVIDIA's wheels with pip install 'specmodel[harness]'"
-    nvcc = _nvcc(hints)
+    nvcc, hints = _nvcc(_hints())
     if nvcc is None:
         raise SpecModelError(f"nvcc was not found, and the measuring binary is built with it{remedy}")
     version = _first_line([nvcc, "--version"], r"V(\d+\.\d+\.\d+)") or _first_line([nvcc, "--version"], r"(\d+\.\d+)")
