@@ -12,9 +12,10 @@ from typing import Any
 
 from specmodel.engines.identities import counts_at_positions
 from specmodel.engines.reading import Given, Lengths, Reading, Shape, rounded, summarise
+from specmodel.engines.redact import model_name
 from specmodel.engines.stream import Handler, strip_ansi
 
-__all__ = ["LlamaLog", "Request", "add_group", "agree"]
+__all__ = ["LlamaLog", "Request", "add_group", "agree", "group"]
 
 _TASK = re.compile(rb"\bid\s+(\d+)\s*\|\s*task\s+(-?\d+)\s*\|")
 _EVAL = re.compile(
@@ -27,10 +28,21 @@ _STATISTICS = re.compile(
     rb"statistics\s+(?P<name>[\w-]+):.*?#calls\(b,g,a\) =\s*\d+\s+(?P<calls>\d+)\s+\d+.*?"
     rb"#gen tokens =\s*(?P<tokens>\d+).*?dur\(b,g,a\) =\s*[\d.]+,\s*(?P<ms>\d+\.\d+),"
 )
+_LIMIT = re.compile(rb"n_max=(\d{1,3}), n_min=\d+, p_min=\d")
+_LOADING = re.compile(rb"loading (draft )?model '([^']{1,500})'")
+_KIND = re.compile(rb"implementation '(?:draft-)?([a-z0-9]+)")
+_METHODS = {
+    b"simple": "draft_model",
+    b"eagle3": "eagle3",
+    b"mtp": "mtp",
+    b"dflash": "parallel",
+    b"dspark": "parallel",
+    b"ngram": "ngram",
+}
 _SIMPLE = re.compile(rb"n_(draft|predict|drafted|accept)\s*=\s*(\d{1,9})(?=\s|$)")
 _DECODED = re.compile(rb"decoded\s+(\d{1,9}) tokens in\s+(\d+\.\d+) seconds")
 _DEVICE = re.compile(rb"Device \d+: ([^,]{2,60}), compute capability")
-_BUILD = re.compile(rb"build(?:_info)?: (?:b?(\d{4,6}))\b")
+_BUILD = re.compile(rb"build(?:_info)?: (?:b?([1-9]\d{3,5}))\b")
 
 
 @dataclass(slots=True)
@@ -46,6 +58,7 @@ class Request:
     half_digit: float = 0.0005
     shared: bool = False
     line: int = 0
+    limit: int | None = None
 
     @property
     def cycles(self) -> int:
@@ -63,7 +76,7 @@ class Request:
         return min(round(accepted / (self.mean - 1)), cycles) if low <= cycles else None
 
     def full_chain(self) -> int | None:
-        """Return the steps of a chain that was never cut short, but for the last cycle of the answer."""
+        """Return the steps of a chain never cut short, but for the last cycle of the answer: a guess from counts alone."""
         steps = -(-self.drafted // self.cycles) if self.cycles > 0 else 0
         return steps if steps and steps * self.cycles - self.drafted <= steps else None
 
@@ -81,7 +94,8 @@ class LlamaLog:
         self._latest = b""
         self._simple: dict[bytes, int] = {}
         self._decoded: tuple[int, float] | None = None
-        self._drafting: dict[bytes, tuple[int, int, float]] = {}
+        self._drafting: dict[bytes, tuple[int, int, float, int | None]] = {}
+        self._limit: int | None = None
         self._seen = False
 
     @property
@@ -100,6 +114,10 @@ class LlamaLog:
             b"stop processing": self._stopped,
             b"compute capability": self._device,
             b"build": self._build,
+            b"n_max=": self._limited,
+            b"loading model '": self._loading,
+            b"loading draft model '": self._loading,
+            b"speculative implementation '": self._implementation,
             b"n_draft": self._printed,
             b"n_predict": self._printed,
             b"n_accept": self._printed,
@@ -133,7 +151,8 @@ class LlamaLog:
         if (before := self._open.get(key)) is not None and before.line < line - 2:
             before.shared |= key in self._shared
         request = Request(eval_ms=float(found[1]), tokens=int(found[2]), line=line, shared=key in self._shared)
-        if found["rate"] and not agree(1e3 * request.tokens, request.eval_ms, float(found["rate"])):
+        request.limit = self._limit
+        if found["rate"] and not agree(request.tokens, request.eval_ms, float(found["rate"])):
             request.tokens = 0  # counted as damaged at the end
         self._open[key] = request
         if len(self._requests) < 2**17:
@@ -169,7 +188,7 @@ class LlamaLog:
     def _statistics(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         # Cumulative over a server's life: the last line holds all the others.
         if (found := _STATISTICS.match(strip_ansi(text))) and int(found["calls"]):
-            self._drafting[found["name"]] = (int(found["calls"]), int(found["tokens"]), float(found["ms"]))
+            self._drafting[found["name"]] = (int(found["calls"]), int(found["tokens"]), float(found["ms"]), self._limit)
 
     def _device(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if found := _DEVICE.search(strip_ansi(prefix + text[:20])):
@@ -179,6 +198,18 @@ class LlamaLog:
     def _build(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if found := _BUILD.match(strip_ansi(text)):
             self.reading.system["engine_version"] = f"b{found[1].decode()}"
+
+    def _limited(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if (found := _LIMIT.match(strip_ansi(text))) and 0 < int(found[1]) <= 256:
+            self._limit = int(found[1])
+
+    def _loading(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if (found := _LOADING.match(strip_ansi(text))) and (name := model_name(found[2].decode("utf-8", "replace"))):
+            self.reading.model["draft" if found[1] else "target"] = name
+
+    def _implementation(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if (found := _KIND.search(strip_ansi(text))) and (method := _METHODS.get(found[1])):
+            self.reading.model["method"] = method
 
     def _printed(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         text = strip_ansi(text)
@@ -229,33 +260,21 @@ class LlamaLog:
         reading.dropped["requests of one token, or damaged"] += len(self._requests) - len(requests)
         usable = [r for r in requests if not (r.accepted and r.cycles < 1)]
         reading.dropped["requests whose counts contradict each other"] += len(requests) - len(usable)
-        chains = {r.full_chain() for r in usable if r.accepted is not None and r.drafted} - {None}
-        chains |= {len(r.rates) for r in usable if r.rates}
-        known = given.shape.num_steps if given.shape is not None else max((c for c in chains if c), default=None)
-        plain = [r for r in usable if r.accepted is None]
-        groups: dict[tuple[int, bool], list[Request]] = {(0, True): plain} if plain else {}
-        for request in usable:
-            if request.accepted is None or not request.drafted:
-                continue
-            own = len(request.rates) or request.full_chain()
-            steps = own or known
-            if steps is None:
-                reading.questions.append(
-                    "drafts stop early and the log does not say where: say --num-steps; they are left out"
-                )
-                reading.dropped["requests of an unknown number of steps"] += 1
-                continue
-            whole_chain = request.full_chain() == steps
-            groups.setdefault((steps, whole_chain), []).append(request)
-        reading.questions = list(dict.fromkeys(reading.questions))
+        known = given.shape.num_steps if given.shape is not None else self._limit
+        groups: dict[int, list[Request]] = {}
+        reading.dropped["requests of an unknown number of steps"] += group(usable, known, groups)
+        if reading.dropped["requests of an unknown number of steps"]:
+            reading.questions.append("drafts stop early and the log does not say where: say --num-steps")
+        known = known or max(groups, default=0) or None
         if known is not None:
             reading.shape = Shape(num_steps=known)
-        for (steps, whole_chain), members in sorted(groups.items()):
-            add_group(reading, steps, whole_chain, members)
+        for steps, members in sorted(groups.items()):
+            add_group(reading, steps, members)
         self._draft_times(known)
 
     def _draft_times(self, steps: int | None) -> None:
-        for name, (calls, tokens, ms) in self._drafting.items():
+        for name, (calls, tokens, ms, limit) in self._drafting.items():
+            steps = limit or steps
             if steps is None or tokens > calls * steps:
                 self.reading.dropped["draft times of an unknown number of steps"] += 1
                 continue
@@ -265,12 +284,35 @@ class LlamaLog:
             self.reading.draft.append(row | {"note": note})
 
 
-def agree(tokens_ms: float, eval_ms: float, rate: float) -> bool:
-    """Whether a printed rate is that of its tokens and time."""
-    return eval_ms > 0 and abs(tokens_ms / eval_ms - rate) <= 0.006 + 0.002 * rate
+def agree(tokens: int, eval_ms: float, rate: float) -> bool:
+    """Whether a printed rate is that of its tokens and time, the first token counted (older builds) or not."""
+    rates = [1e3 * count / eval_ms for count in (tokens, tokens - 1)] if eval_ms > 0 else []
+    return any(abs(own - rate) <= 0.006 + 0.0005 * rate for own in rates)
 
 
-def add_group(reading: Reading, steps: int, whole_chain: bool, members: list[Request]) -> None:
+def group(requests: list[Request], known: int | None, groups: dict[int, list[Request]]) -> int:
+    """Sort requests by the steps of their chain, 0 for plain decoding; return how many have no known number of steps.
+
+    What each says itself comes first, then the engine's or the user's own number, then that of requests never cut short.
+    """
+    longest = max((r.full_chain() or 0 for r in requests if r.drafted), default=0)
+    unknown = 0
+    for request in requests:
+        steps = 0
+        if request.accepted is not None:
+            if not request.drafted:
+                continue
+            steps = len(request.rates) or request.limit or known or request.full_chain() or longest
+            if request.drafted > steps * request.cycles:
+                steps = request.full_chain() or 0
+            if not steps:
+                unknown += 1
+                continue
+        groups.setdefault(steps, []).append(request)
+    return unknown
+
+
+def add_group(reading: Reading, steps: int, members: list[Request]) -> None:
     """Add the cycle and acceptance of requests that drafted alike."""
     alone = [r for r in members if not r.shared]
     reading.dropped["not timed: several slots were busy"] += len(members) - len(alone)
@@ -282,8 +324,9 @@ def add_group(reading: Reading, steps: int, whole_chain: bool, members: list[Req
         reading.dropped["not timed: far from the median"] += len(alone) - len(near)
         pooled = sum(r.eval_ms for r in near) / sum(r.cycles for r in near)
         row: dict[str, Any] = {"num_steps": steps, "batch": 1}
-        if steps and not whole_chain:
-            row["mean_draft_tokens"] = rounded(sum(r.drafted for r in alone) / sum(r.cycles for r in alone))
+        drafted, verified = sum(r.drafted for r in near), sum(r.cycles for r in near)
+        if steps * verified - drafted > steps * len(near):  # more than the last cycle of each answer was cut
+            row["mean_draft_tokens"] = rounded(drafted / verified)
         row |= summary.row("cycle_ms") | {"cycle_ms": rounded(pooled)}
         what = "tokens - accepted - 1" if steps else "tokens - 1"
         row["note"] = f"{reading.source}: eval time over {what} of {len(alone)} requests"

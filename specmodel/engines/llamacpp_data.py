@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from specmodel.engines.llamacpp import Request, add_group, agree
+from specmodel.engines.llamacpp import Request, add_group, agree, group
 from specmodel.engines.prometheus import Scrape
 from specmodel.engines.reading import Given, Reading, Shape, add_length, number, rounded, summarise, whole
 from specmodel.engines.redact import model_name
@@ -16,8 +16,7 @@ __all__ = ["metrics", "timings"]
 def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
     """Read replies of `/completion`: the `timings` of each."""
     reading.system["engine"] = "llama.cpp"
-    groups: dict[tuple[int, bool], list[Request]] = {}
-    waiting: list[Request] = []
+    requests: list[Request] = []
     for document in documents:
         for reply in document if isinstance(document, list) else [document]:
             times = reply.get("timings", reply) if isinstance(reply, dict) else None
@@ -26,7 +25,7 @@ def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
             if tokens is None or ms is None or tokens < 2 or (accepted or 0) > (drafted or 0):
                 reading.dropped["replies without timings, or of one token"] += 1
                 continue
-            if (rate := number(times, "predicted_per_second")) and not agree(1e3 * tokens, ms, rate):
+            if (rate := number(times, "predicted_per_second")) and not agree(tokens, ms, rate):
                 reading.dropped["replies whose rate is not that of their tokens and time"] += 1
                 continue
             if isinstance(reply, dict) and isinstance(name := reply.get("model"), str) and (short := model_name(name)):
@@ -34,23 +33,17 @@ def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
             request = Request(eval_ms=ms, tokens=tokens, accepted=accepted if drafted else None, drafted=drafted or 0)
             if request.cycles < 1:
                 reading.dropped["replies whose counts contradict each other"] += 1
-            elif not drafted:
-                groups.setdefault((0, True), []).append(request)
-            elif (steps := request.full_chain()) is not None:
-                groups.setdefault((steps, True), []).append(request)
             else:
-                waiting.append(request)
-    known = given.shape.num_steps if given.shape is not None else max((k for k, _ in groups), default=0)
-    if known:
+                requests.append(request)
+    known = given.shape.num_steps if given.shape is not None else None
+    groups: dict[int, list[Request]] = {}
+    if unknown := group(requests, known, groups):
+        reading.dropped["replies of an unknown number of steps"] += unknown
+        reading.questions.append("drafts stop early and the replies do not say where: say --num-steps")
+    if known := known or max(groups, default=0):
         reading.shape = Shape(num_steps=known)
-        groups.setdefault((known, False), []).extend(waiting)
-    elif waiting:
-        reading.questions.append(
-            "drafts stop early and the replies do not say where: say --num-steps; they are left out"
-        )
-    for (steps, whole_chain), members in sorted(groups.items()):
-        if members:
-            add_group(reading, steps, whole_chain, members)
+    for steps, members in sorted(groups.items()):
+        add_group(reading, steps, members)
 
 
 def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
