@@ -1,9 +1,10 @@
-"""The tables of the pages that say what the code says: keys of the format, priors, scales of noise.
+"""The tables of the pages that say what the code says: keys of the format, priors, scales of noise, accuracy.
 
     python docs/tables.py             fail if a page is not what the code says
     python docs/tables.py --write     write the tables anew
 
-A table stands between ``<!-- keys: PART -->`` or ``<!-- values: NAME -->`` and ``<!-- end -->``.
+A table stands between ``<!-- keys: PART -->``, ``<!-- values: NAME -->`` or ``<!-- rows: accuracy -->`` and
+``<!-- end -->``. The accuracy is taken from validation.md, which `specmodel validate --page` writes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,17 @@ from specmodel.residual import Residuals
 from specmodel.speeds import Noise
 
 HERE = Path(__file__).parent
-PAGES = (HERE / "reference" / "format.md", HERE / "explanation" / "model.md")
-TABLE = re.compile(r"(<!-- (keys|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = (HERE / "reference" / "format.md", HERE / "explanation" / "model.md", HERE.parent / "README.md")
+TABLE = re.compile(r"(<!-- (keys|values|rows): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# Rows of validation.md that the README shows, by their first cells, and in which words.
+ACCURACY = {
+    ("length, given",): "one chain length of a published sweep, its acceptance length given",
+    ("length, not given",): "the same, its acceptance predicted too",
+    ("between, not given",): "all lengths between the shortest and the longest, acceptance predicted too",
+    ("tree",): "one draft tree",
+    ("batch",): "one batch",
+    ("all files", "full table", "all"): "whole cycles on an H200, from tables of verify and draft times",
+}
 
 VALUES = {cls.__name__: cls for cls in (AcceptancePrior, CostPrior, Noise, Residuals)}
 # What each value is. A pair is a median (or mean) and a standard deviation; all are in units of the plain pass.
@@ -43,6 +53,7 @@ MEANING = {
         "draft_step": "`draft_step`, one draft step",
         "draft_sequence": "`draft_sequence`, one more sequence in a draft step, over the step",
         "draft_width": "`draft_width`, one more branch of a tree in a draft step, over the step",
+        "draft_kv": "`draft_kv`, reading the drafter's cache of one sequence at the reference context, over the step",
         "tree": "`tree`, what a tree costs beside its passes",
         "verify_eager": "factor of a verify pass outside CUDA graphs, natural log",
         "draft_graph_cycle": "factor of drafts in one graph a cycle over one a step, natural log",
@@ -86,6 +97,7 @@ MEANING = {
         "configuration": "verify, of one configuration alone",
         "draft_steps": "draft, over the logarithm of the steps",
         "draft_batch": "draft, over the logarithm of the batch",
+        "draft_context": "draft, over the logarithm of the context",
         "draft_configuration": "draft, of one configuration alone",
     },
 }
@@ -97,7 +109,13 @@ def page(text: str) -> str:
     parts = schema["$defs"] | {"Calibration": schema}
 
     def table(found: re.Match[str]) -> str:
-        body = keys(parts[found[3]]) if found[2] == "keys" else values(VALUES[found[3]])
+        match found[2]:
+            case "keys":
+                body = keys(parts[found[3]])
+            case "values":
+                body = values(VALUES[found[3]])
+            case _:
+                body = accuracy((HERE / "validation.md").read_text(encoding="utf-8"))
         return f"{found[1]}{body}{found[4]}"
 
     return TABLE.sub(table, text)
@@ -106,7 +124,7 @@ def page(text: str) -> str:
 def missing(texts: list[str]) -> set[str]:
     """Return what no page has a table of."""
     there = {found[3] for text in texts for found in TABLE.finditer(text)}
-    return {"Calibration", *json_schema()["$defs"], *VALUES} - there
+    return {"Calibration", *json_schema()["$defs"], *VALUES, "accuracy"} - there
 
 
 def values(cls: type[Any]) -> str:
@@ -117,6 +135,28 @@ def values(cls: type[Any]) -> str:
         shown = ", ".join(f"{x:g}" for x in value if isinstance(x, int | float))
         rows.append(f"| `{field.name}` | {shown} | {MEANING[cls.__name__][field.name]} |")
     return "\n".join(rows) + "\n"
+
+
+def accuracy(validation: str) -> str:
+    """Return the rows of the validation page that the README shows."""
+    shown = ("n", "median", "90 % below", "inside")
+    rows = [
+        "| predicted | n | median error | 90 % of errors below | inside the 90 % interval |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    head: list[str] = []
+    found: dict[tuple[str, ...], str] = {}
+    for line in validation.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|") or set(cells[0]) <= set(":-"):
+            continue
+        if set(shown) <= set(cells):
+            head = cells
+            continue
+        for first, words in ACCURACY.items():
+            if len(head) == len(cells) and tuple(cells[: len(first)]) == first and first not in found:
+                found[first] = f"| {words} | " + " | ".join(cells[head.index(name)] for name in shown) + " |"
+    return "\n".join([*rows, *(found[first] for first in ACCURACY)]) + "\n"
 
 
 def keys(part: dict[str, Any]) -> str:

@@ -56,14 +56,6 @@ def test_tables_say_what_the_code_says() -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.slow
-def test_accuracy_in_the_readme_is_what_the_command_prints() -> None:
-    accuracy = loaded(ROOT / "tests" / "bench" / "accuracy.py")
-    shown = accuracy.TABLE.search((ROOT / "README.md").read_text(encoding="utf-8"))
-    printed = accuracy.markdown(accuracy.table())
-    assert examples.same(tuple(shown[0].splitlines()[1:-1]), printed.splitlines()), printed
-
-
 def test_every_public_name_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     assert [name for name in specmodel.__all__ if not re.search(rf"\b{name}\b", text)] == []
