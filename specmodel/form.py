@@ -222,6 +222,8 @@ def _meant(keys: Keys) -> str:
     section = _section(keys[:-1])
     allowed = [item.name for item in dataclasses.fields(section)] if section else []
     word = str(keys[-1])
+    if word.isdecimal():
+        return "write a number without commas between its digits: 1310"
     known = ALSO_KNOWN_AS.get(word.lower().replace("-", "_"))
     meant = known if known in allowed else invariants.nearest(word[:80].lower(), allowed)
     return f"did you mean `{meant}`?" if meant else f"allowed here: {', '.join(allowed)}"

@@ -158,7 +158,7 @@ def factor(value: float) -> str:
 
 def change(value: float) -> str:
     """Write a relative difference with its sign: +5.8 %."""
-    return f"{100 * value:+.1f}{_NO_BREAK}%" if abs(value) < 9.995 else f"{100 * value:+,.0f}{_NO_BREAK}%"
+    return f"{100 * value:+z.1f}{_NO_BREAK}%" if abs(value) < 9.995 else f"{100 * value:+,.0f}{_NO_BREAK}%"
 
 
 def spans(values: Iterable[float]) -> str:

@@ -262,7 +262,8 @@ model:
 measurements:
   # Whole cycles, the numbers to begin with: plain decoding (num_steps 0) and one run with speculation are enough.
   # One form of speed a row: tok_s, tpot_ms, cycle_ms, a range of one of them (range_tok_s: [low, high]),
-  # or tok_s_at_most for "tried, and not faster than this".
+  # or tok_s_at_most for "tried, and not faster than this". With more than one running sequence every row says so:
+  # {num_steps: 0, batch: 8, tok_s: 1310}; without `batch` it is 1.
   cycles:
     - {num_steps: 0, tok_s: 200.0}
     - {num_steps: 3, tok_s: 352.0, acceptance_length: 2.39}

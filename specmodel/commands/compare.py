@@ -120,7 +120,7 @@ def _screen(comparison: Comparison) -> Screen:
 def _signed(change: Change, value: float) -> str:
     from specmodel.report import change as percent
 
-    return percent(value) if change.kind == "ratio" else f"{value:+.3f}"
+    return percent(value) if change.kind == "ratio" else f"{value:+z.3f}"
 
 
 def _terms_grid(every: Sequence[TermChange]) -> Grid:

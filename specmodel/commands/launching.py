@@ -44,7 +44,10 @@ def launch_lines(
     environment = [f"{key}={shlex.quote(value)}" for key, value in sorted(found.env.items())]
     words = _WORD.findall(found.command.replace("\\\n", " "))
     lines += _continued(environment + words, width)
-    assumed = [f"for {found.engine} {found.version}, which is assumed"] if found.assumed else []
+    assumed = []
+    if found.assumed:
+        named = "system.engine_version of the file names another"
+        assumed = [f"for {found.engine} {found.version}, which is assumed: {named}"]
     return lines, [*assumed, *found.notes]
 
 

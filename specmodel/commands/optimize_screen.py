@@ -17,6 +17,7 @@ from specmodel.commands.words import (
     recommendation,
     row_text,
     setting_lines,
+    setting_name,
     steps_text,
     warning_items,
 )
@@ -342,7 +343,7 @@ def _last(
     good = [optimum for optimum, text in zip(optima, refusals, strict=True) if text is None]
     if not good:
         return f"No recommendation for any batch: {refusals[0]}"
-    plan = "; ".join(f"{_step_name(step).partition(',')[0]} for {_range(step)}" for step in steps)
+    plan = "; ".join(f"{setting_name(s.num_steps, s.topk, s.num_draft_tokens)} for {_range(s)}" for s in steps)
     comm = f" with {steps[0].comm}" if several else ""
     ends = good[:1] if len(good) == 1 else [good[0], good[-1]]
     speeds = ", ".join(_speed_at(optimum, steps) for optimum in ends)

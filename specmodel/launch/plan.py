@@ -100,7 +100,7 @@ class Launch:
 
     def lines(self) -> list[str]:
         """Write everything as one pasteable block."""
-        word = "assumed; say --engine-version if it is another" if self.assumed else "as given"
+        word = "assumed; state system.engine_version if it is another" if self.assumed else "as given"
         out = [f"# {self.engine} {self.version} ({word})"]
         for name, text in self.files.items():
             out += [f"cat > {name} <<'EOF'", *text.rstrip("\n").split("\n"), "EOF"]
