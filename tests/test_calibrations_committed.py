@@ -19,7 +19,7 @@ SCHEMA_FILE = ROOT / "docs" / "schema" / "calibration-1.json"
 def test_all_are_there() -> None:
     assert {path.parent.name for path in FILES} == {"seed", "field", "measured"}
     assert len(FILES) >= 72
-    assert all(path.suffix in (".yaml", ".md") for path in (ROOT / "calibrations").rglob("*.*"))
+    assert all(path.suffix in (".yaml", ".md", ".gz") for path in (ROOT / "calibrations").rglob("*.*"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

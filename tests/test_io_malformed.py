@@ -142,7 +142,7 @@ TABLE = [
     cycle("{num_speculative_tokens: 1, num_steps: 1, tok_s: 3}", "another engine's word", "num_speculative_tokens", "a key", "`num_steps`"),
     cycle("{num_steps: 1, tok_s: 3, batchh: 2}", "misspelt key", "batchh", "a key", "did you mean `batch`?"),
     cycle("{num_steps: 1, tok_s: 3, zzz: 2}", "unknown key", "zzz", "a key", "allowed here: num_steps"),
-    cycle("{num_steps: 1, tok_s: 3, 7: 2}", "number for a key", "7", "a key", "allowed here: num_steps", False),
+    cycle("{num_steps: 1, tok_s: 3, 7: 2}", "number for a key", "7", "a key", "without commas", False),
     section("measurement: {}\n", "misspelt section", "measurement", "a key", "did you mean `measurements`?"),
     section("comm: {a: {environment: {}}}\n", "misspelt key of a setting", "comm.a.environment", "a key", "allowed here: env"),
     section("validation: {verify: []}\n", "table that is not there", "validation.verify", "a key", "allowed here: cycles"),

@@ -35,8 +35,8 @@ class Captures:
     ended: dict[str, set[bytes]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
-    free_gib: dict[bytes, float] = field(default_factory=dict)
-    left_gib: float | None = None
+    free_bytes: dict[bytes, float] = field(default_factory=dict)
+    left_bytes: float | None = None
     """What SGLang prints as available_gpu_mem once all is loaded and captured; rank 0."""
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     verify_tokens: int | None = None
@@ -80,7 +80,7 @@ class Captures:
         elif event == "failed":
             self.failed.add(part)
         if event == "end" and (memory := _MEMORY.search(text)):
-            self.free_gib[rank] = float(memory[1])
+            self.free_bytes[rank] = float(memory[1]) * GIB
 
     def _event(self, found: re.Match[bytes], part: str, rank: bytes) -> str | None:
         """Tell begin from end, where the last line of the log is cut by what can still follow."""
@@ -110,15 +110,13 @@ class Captures:
                 continue
             ranks, begun = len(self.ended.get(part, ())), len(self.begun.get(part, ()))
             reading.saw(about, captured, where, ranks or None, self._note(part, ranks, begun))
-        if self.free_gib:
-            least, most = min(self.free_gib.values()), max(self.free_gib.values())
-            note = (
-                f"after each rank's last capture: {least:g} to {most:g} GB as printed (2^30 bytes); the least is given"
-            )
-            reading.saw("free_memory_bytes", round(least * GIB), where, len(self.free_gib), note)
-        elif self.left_gib is not None:
+        if self.free_bytes:
+            least, most = min(self.free_bytes.values()), max(self.free_bytes.values())
+            note = f"after each rank's last capture: {least / GIB:g} to {most / GIB:g} GB as printed (2^30 bytes); the least is given"
+            reading.saw("free_memory_bytes", round(least), where, len(self.free_bytes), note)
+        elif self.left_bytes is not None:
             reading.saw(
-                "free_memory_bytes", round(self.left_gib * GIB), where, 1, "available_gpu_mem at the end of start-up"
+                "free_memory_bytes", round(self.left_bytes), where, 1, "available_gpu_mem at the end of start-up"
             )
 
     def _note(self, part: str, ranks: int, begun: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specmodel.engines import sglang_args
-from specmodel.engines.graphs import Captures
+from specmodel.engines.graphs import GIB, Captures
 from specmodel.engines.reading import Given, Lengths, Reading, Samples, Shape, Summary, pooled_sd, summarise
 from specmodel.engines.sglang_args import DEFAULT_LOG_INTERVAL, ServerArgs
 from specmodel.engines.sglang_lines import HALF_CENT, Layout, definitions, fitting_tokens, layout_of
@@ -38,7 +38,7 @@ class _Group:
     shape: Shape | None
     batch: int
     graph: bytes | None
-    times: Samples = field(default_factory=Samples)
+    times_ms: Samples = field(default_factory=Samples)
     tokens: int = 0
     """Tokens in the cache, summed over the lines."""
 
@@ -137,7 +137,7 @@ class SglangLog:
         except ValueError:
             speed = 0.0
         if 0 < speed < 1e8:
-            group.times.add(kind.tokens_ms / speed, line)
+            group.times_ms.add(kind.tokens_ms / speed, line)
         else:
             self.reading.dropped["decode line with a damaged number"] += 1
             rank[1] = AFTER_DAMAGE
@@ -248,7 +248,7 @@ class SglangLog:
 
     def _memory(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if found := re.match(rb"available_gpu_mem=(\d+(?:\.\d+)?) GB", text):
-            self.captures.left_gib = float(found[1])
+            self.captures.left_bytes = float(found[1]) * GIB
             self.captures.lines = [self.captures.lines[0] or line, line]
 
     def _rate_is_defined(self) -> bool:
@@ -294,7 +294,7 @@ class SglangLog:
             "for a tree also --topk and --num-draft-tokens. Its decode lines are left out"
         )
         for key in [key for key in self._groups if key[0] is None]:
-            self.reading.dropped["draft shape unknown"] += len(self._groups.pop(key).times.values)
+            self.reading.dropped["draft shape unknown"] += len(self._groups.pop(key).times_ms.values)
         self._lengths.pop(None)
 
     def _rows(self) -> None:
@@ -308,16 +308,16 @@ class SglangLog:
                 era = self._eras.most_common(1)
                 note += f"; accept rate is {era[0][0]}" if era and era[0][1] >= 3 else ""
                 reading.acceptance.append(lengths.row(shape, interval) | {"note": note})
-        groups = [group for group in self._groups.values() if group.times.values]
-        prior_sd = pooled_sd((group.times.values for group in groups), BAND)
+        groups = [group for group in self._groups.values() if group.times_ms.values]
+        prior_sd = pooled_sd((group.times_ms.values for group in groups), BAND)
         summaries = {
-            (g.shape, g.batch, g.graph): summarise(g.times.values, band=BAND, prior_sd=prior_sd) for g in groups
+            (g.shape, g.batch, g.graph): summarise(g.times_ms.values, band=BAND, prior_sd=prior_sd) for g in groups
         }
         for group in sorted(groups, key=lambda group: group.batch):
             summary = summaries[group.shape, group.batch, group.graph]
             graphed = summaries.get((group.shape, group.batch, b"True"))
             if group.graph == b"False" and graphed is not None and graphed.count >= summary.count:
-                reading.dropped["not timed: the verify pass ran without its CUDA graph"] += len(group.times.values)
+                reading.dropped["not timed: the verify pass ran without its CUDA graph"] += len(group.times_ms.values)
                 continue
             reading.dropped["not timed: idle or another batch for a while (far from the median)"] += summary.outliers
             reading.used["decode lines"] += summary.count
@@ -327,7 +327,7 @@ class SglangLog:
     def _cycle(self, shape: Shape, group: _Group, summary: Summary, data_parallel: int) -> dict[str, Any]:
         disabled = self.args is not None and self.args.graphs_disabled
         row = shape.row() | {"batch": group.batch * data_parallel}
-        times = group.times
+        times = group.times_ms
         if group.tokens:
             row["context_tokens"] = round(group.tokens / group.batch / times.seen)
         row |= summary.row("cycle_ms")

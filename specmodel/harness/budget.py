@@ -42,7 +42,7 @@ def point_ms(point: Point, effort: Effort, cycles: int) -> float:
 
 def pass_ms(plan: Plan, points: tuple[Point, ...]) -> float:
     """Estimate one pass: the start of its processes, and its points."""
-    start = _START_MS + plan.memory.get("weights", 0.0) / _FILL_BYTES_PER_MS
+    start = _START_MS + plan.memory_bytes.get("weights", 0.0) / _FILL_BYTES_PER_MS
     if plan.request.world > 1:
         start += _NCCL_START_MS
     return start + sum(point_ms(point, plan.effort, plan.request.cycles) for point in points)
@@ -103,7 +103,7 @@ def make_plan(request: Request, gpu: Gpu, *, source_hash: str = "") -> Plan:
         effort=efforts(request)[0],
         gpu=gpu,
         estimate_ms=0.0,
-        memory=memory,
+        memory_bytes=memory,
         source_hash=source_hash,
     )
     for effort in efforts(request):

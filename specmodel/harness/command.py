@@ -92,7 +92,7 @@ def describe(plan: Plan) -> str:
         f"  settings   {', '.join(setting.name for setting in request.comm)}",
         f"  effort     {effort.repeats} x in fresh processes (cycles {effort.cycle_repeats} x), at least "
         f"{effort.min_samples} samples and {effort.min_ms / 1000:.2f} s a point each",
-        f"  memory     {sum(plan.memory.values()) / 1e9:.1f} of {plan.gpu.memory_bytes / 1e9:.1f} GB a GPU",
+        f"  memory     {sum(plan.memory_bytes.values()) / 1e9:.1f} of {plan.gpu.memory_bytes / 1e9:.1f} GB a GPU",
         f"  time       about {seconds:.0f} s" + (f" of {request.budget_ms / 1000:.0f}" if request.budget_ms else ""),
     ]
     return "\n".join(lines + [f"  cut        {cut}" for cut in effort.cut])

@@ -90,7 +90,7 @@ class Plan:
     effort: Effort
     gpu: Gpu
     estimate_ms: float
-    memory: dict[str, float] = field(default_factory=dict)
+    memory_bytes: dict[str, float] = field(default_factory=dict)
     source_hash: str = ""
 
     @property
