@@ -112,7 +112,8 @@ class Captures:
             reading.saw(about, captured, where, ranks or None, self._note(part, ranks, begun))
         if self.free_bytes:
             least, most = min(self.free_bytes.values()), max(self.free_bytes.values())
-            note = f"after each rank's last capture: {least / GIB:g} to {most / GIB:g} GB as printed (2^30 bytes); the least is given"
+            span = f"{least / GIB:g} to {most / GIB:g} GB as printed (2^30 bytes)"
+            note = f"after each rank's last capture: {span}; the least is given"
             reading.saw("free_memory_bytes", round(least), where, len(self.free_bytes), note)
         elif self.left_bytes is not None:
             reading.saw(
