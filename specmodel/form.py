@@ -222,7 +222,7 @@ def _meant(keys: Keys) -> str:
     section = _section(keys[:-1])
     allowed = [item.name for item in dataclasses.fields(section)] if section else []
     word = str(keys[-1])
-    if word.isdecimal():
+    if word.isdecimal() and len(word) == 3:  # what follows the comma of 1,310
         return "write a number without commas between its digits: 1310"
     known = ALSO_KNOWN_AS.get(word.lower().replace("-", "_"))
     meant = known if known in allowed else invariants.nearest(word[:80].lower(), allowed)
