@@ -200,7 +200,7 @@ SLOWLY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 @given(document=documents())
-@settings(max_examples=30, derandomize=True, **SLOWLY)
+@settings(max_examples=20, derandomize=True, **SLOWLY)
 @example(document=cases.document([cases.plain(1e-6), cases.plain(1e9)]))
 @example(document=cases.document([cases.plain(1e-6), cases.spec(3, 1e9, 4.0)]))
 @example(document=cases.document([cases.plain(), cases.spec(3, 100.0, sd_tok_s=1e9)]))
@@ -221,7 +221,7 @@ def test_any_valid_file_is_answered(document: dict[str, Any]) -> None:
         answer(document)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_two_hundred_odd_rows_are_answered(seed: int) -> None:
     """Rows that contradict each other over many orders of magnitude, of every form and many places."""
     random = np.random.default_rng(seed)
@@ -233,7 +233,7 @@ def test_two_hundred_odd_rows_are_answered(seed: int) -> None:
         row[form] = float(np.exp(random.normal(3.0, 3.0)))
         if random.uniform() < 0.5:
             row["acceptance_length"] = float(random.uniform(1.0, 1.5 * K + 1.0))
-        if K and random.uniform() < 0.2:
+        if K and random.uniform() < 0.05:
             row |= {"topk": 4, "num_draft_tokens": int(random.integers(2, 40))}
         if random.uniform() < 0.3:
             row |= {"comm": "ring", "workload": "chat", "context_tokens": int(random.integers(0, 10**5))}
