@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,3 +141,24 @@ def test_equal_batches_are_one() -> None:
     twice = [optimum(4, {0: 100, 3: 180}), optimum(4, {0: 180, 3: 100})]
     assert steps_of(sm.schedule(twice))[0][0] == 1
     assert len(sm.schedule(twice)) == 1
+
+
+def test_ranges_too_narrow_for_a_batch_are_left_out() -> None:
+    """Three answers between two and three sequences: no whole batch lies between the first two changes."""
+    optima = [
+        optimum(b, {k: 200.0 if k == best else 100.0 for k in (0, 1, 2, 3)})
+        for b, best in ((1, 0), (2.2, 1), (2.4, 2), (2.6, 3))
+    ]
+    got = sm.schedule(optima)
+    assert got[0].batch_from == 1
+    assert got[-1].num_steps == 3
+    for one, two in itertools.pairwise(got):
+        assert two.batch_from == one.batch_to + 1
+
+
+def test_answers_without_a_common_setting_are_refused() -> None:
+    apart = [optimum(1, {(0, "default"): 100}), optimum(4, {(0, "ring"): 100})]
+    with pytest.raises(sm.UsageError, match="setting"):
+        sm.schedule(apart)
+    partly = [optimum(1, {(0, "default"): 100, (3, "ring"): 180}), optimum(4, {(0, "default"): 100})]
+    assert {s.comm for s in sm.schedule(partly)} == {"default"}

@@ -57,6 +57,8 @@ def test_what_cannot_be_is_refused_in_words(name: str, value: Any) -> None:
 def test_shapes_that_do_not_fit_together_are_refused_in_words() -> None:
     with pytest.raises(sm.UsageError, match="shape"):
         MODELS["dense"].predict([1, 2], batch=[1, 2, 3])
+    with pytest.raises(sm.UsageError, match="shape"):
+        MODELS["dense"].predict([1, 2], topk=[2, 2, 2], num_draft_tokens=4)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 5, 100])

@@ -286,6 +286,23 @@ def test_an_early_stop_does_not_state_the_length_of_the_full_chain() -> None:
     assert len(full) == 2
 
 
+def test_drafts_that_do_not_happen_cost_nothing() -> None:
+    """An n-gram drafter that finds something in one of four cycles: its cycles draft so much on average."""
+    entry = {
+        "num_steps": 4,
+        "drafts": 1000,
+        "drafted_per_position": [250] * 4,
+        "accepted_per_position": [200, 180, 160, 150],
+    }
+    obs = observed(
+        [spec(4, 100.0, 1.7), spec(2, 100.0, 1.4), spec(4, 90.0, 1.5, mean_draft_tokens=3.0)], acceptance=[entry]
+    )
+    steps = [obs.points.steps[obs.point[rows_of(obs, "cycles", i)[-1]]] for i in range(3)]
+    assert steps == pytest.approx([1.0, 0.5, 3.0])
+    tokens = [obs.points.query_tokens[obs.point[rows_of(obs, "cycles", i)[-1]]] for i in range(3)]
+    assert tokens == pytest.approx([2.0, 1.5, 4.0])
+
+
 def test_a_part_of_many_rows_keeps_its_points() -> None:
     obs = observed([spec(k, 100.0 + k, 1.0 + 0.2 * k, batch=b) for k in range(1, 9) for b in range(1, 20)])
     some = obs.thinned(20)
