@@ -44,8 +44,8 @@ def test_a_change_of_protocol_is_found_where_it_is(noise: float) -> None:
         assert high.beta_ms_per_byte == pytest.approx(1e-7, rel=0.1)
         [(size_bytes, jump)] = cutoffs(c)
         assert size_bytes == 2**17
-        middle = 1.5 * 2**17
-        assert jump == pytest.approx((0.110 + middle * 1e-7) / (0.010 + middle * 4e-7) - 1.0, abs=0.2)
+        # Between the two sizes the lines are 97 to 19 % apart.
+        assert 0.1 < jump < 1.2
 
 
 def test_scatter_alone_is_no_regime() -> None:
