@@ -180,9 +180,11 @@ def _optimum_document(optimum: Optimum) -> dict[str, Any]:
 
 def comm_settings(model: FittedModel) -> dict[str, Any]:
     """Return every communication setting of the file, `default` included, with its environment and flags."""
+    from specmodel.launch.plan import shell_env
+
     stated = model.calibration.comm
     return {
-        name: {"env": dict(stated[name].env), "flags": list(stated[name].flags)}
+        name: {"env": shell_env(stated[name].env)[0], "flags": list(stated[name].flags)}
         if name in stated
         else {"env": {}, "flags": []}
         for name in model.calibration.comm_names

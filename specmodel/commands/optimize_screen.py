@@ -235,9 +235,10 @@ def _to_win(optimum: Optimum) -> str:
     if c is None:
         return "plain decoding has none"
     lacking = 1.0 - c.tok_s / optimum.best.tok_s
+    needed = c.acceptance_length * optimum.best.tok_s / max(c.tok_s, 1e-300)
     return (
         f"plain decoding has none; to draw level, {name_of(c)} with {c.comm} needs a cycle {100 * lacking:.1f}\xa0% "
-        f"shorter, or {c.acceptance_length / (1.0 - lacking):.2f} tokens a cycle instead of {c.acceptance_length:.2f}"
+        f"shorter, or {needed:.2f} tokens a cycle instead of {c.acceptance_length:.2f}"
     )
 
 

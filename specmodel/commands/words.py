@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specmodel.findings import findings_of
+from specmodel.launch.plan import shell_env
 from specmodel.measured import extrapolation
 from specmodel.report import change, interval, rate, spans
 
@@ -110,7 +111,10 @@ def comm_lines(name: str, setting: CommSetting | None) -> list[str]:
     """Say what a communication setting is: its environment and flags, by name where it states neither."""
     lines = []
     if setting is not None and setting.env:
-        lines.append("env " + " ".join(f"{key}={shlex.quote(value)}" for key, value in setting.env.items()))
+        env, left_out = shell_env(setting.env)
+        if env:
+            lines.append("env " + " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items()))
+        lines += left_out
     if setting is not None and setting.flags:
         lines.append("flags " + " ".join(shlex.quote(flag) for flag in setting.flags))
     return lines or ([] if name == "default" else [f"communication {name}"])

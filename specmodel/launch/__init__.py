@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from specmodel.errors import UsageError
 from specmodel.launch import llamacpp, sglang, trtllm, vllm
-from specmodel.launch.plan import BatchRange, Launch, Plan, capture_sizes
+from specmodel.launch.plan import BatchRange, Launch, Plan, capture_sizes, safe_for_shell
 
 __all__ = ["ENGINES", "BatchRange", "Launch", "Plan", "capture_sizes", "launch"]
 
@@ -42,6 +42,7 @@ def launch(plan: Plan, engine: str, version: str | None = None) -> Launch:
     used = version if version is not None else ASSUMED[engine]
     number = _numbers(used, engine)
     _check_schedule(plan.schedule)
+    plan, left_out = safe_for_shell(plan)
     command, files, notes, validation = _WRITERS[engine](plan, number)
     return Launch(
         engine=engine,
@@ -50,7 +51,7 @@ def launch(plan: Plan, engine: str, version: str | None = None) -> Launch:
         env=dict(plan.env),
         command=command,
         files=files,
-        notes=tuple(_comm_notes(plan, engine, number) + notes),
+        notes=(*_comm_notes(plan, engine, number), *notes, *left_out),
         validation=tuple(validation),
     )
 

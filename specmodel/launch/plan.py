@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "join",
     "model_word",
     "ranges_of",
+    "safe_for_shell",
+    "shell_env",
 ]
 
 
@@ -176,3 +179,43 @@ def join(words: Sequence[str]) -> str:
         else:
             lines[-1] += f" {word}"
     return " \\\n".join(lines)
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"token|secret|passw|credential|api_?key|(^|_)key$", re.IGNORECASE)
+
+
+def shell_env(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Environment variables that may be shown and pasted, and how many of which kind were left out, in words.
+
+    A calibration is a file that people exchange: a name that is no name would be read by a shell as a command, a
+    control character would not survive, and a secret is nobody else's to read.
+    """
+    kept, odd, secret = {}, 0, 0
+    for name, value in env.items():
+        if _SECRET.search(name):
+            secret += 1
+        elif not _NAME.fullmatch(name) or any(ord(c) < 32 or ord(c) == 127 for c in value):
+            odd += 1
+        else:
+            kept[name] = value
+    notes = []
+    if odd:
+        notes.append(f"environment entries left out, whose name or value no shell takes: {odd}")
+    if secret:
+        notes.append(f"environment entries left out, whose name says that they are secret: {secret}")
+    return kept, tuple(notes)
+
+
+def safe_for_shell(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with flags quoted word by word and only environment variables that may be pasted, and notes."""
+    env, notes = shell_env(plan.env)
+    return replace(plan, env=env, flags=tuple(_quoted(flag) for flag in plan.flags)), notes
+
+
+def _quoted(flag: str) -> str:
+    try:
+        words = shlex.split(flag)
+    except ValueError:
+        words = [flag]
+    return " ".join(shlex.quote(word) for word in words)
