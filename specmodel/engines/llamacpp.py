@@ -76,9 +76,13 @@ class Request:
         return min(round(accepted / (self.mean - 1)), cycles) if low <= cycles else None
 
     def full_chain(self) -> int | None:
-        """Return the steps of a chain never cut short, but for the last cycle of the answer: a guess from counts alone."""
+        """Return the steps of a chain never cut short, but for the answer's last cycle: a guess from counts alone."""
         steps = -(-self.drafted // self.cycles) if self.cycles > 0 else 0
         return steps if steps and steps * self.cycles - self.drafted <= steps else None
+
+    def whole(self, steps: int) -> bool:
+        """Whether drafts were cut only as an answer's limit of tokens came near: at most 1 + 2 + ... + steps tokens."""
+        return steps * self.cycles - self.drafted <= steps * (steps + 1) / 2
 
 
 class LlamaLog:
@@ -261,26 +265,26 @@ class LlamaLog:
         usable = [r for r in requests if not (r.accepted and r.cycles < 1)]
         reading.dropped["requests whose counts contradict each other"] += len(requests) - len(usable)
         known = given.shape.num_steps if given.shape is not None else self._limit
-        groups: dict[int, list[Request]] = {}
+        groups: dict[tuple[int, bool], list[Request]] = {}
         reading.dropped["requests of an unknown number of steps"] += group(usable, known, groups)
         if reading.dropped["requests of an unknown number of steps"]:
             reading.questions.append("drafts stop early and the log does not say where: say --num-steps")
-        known = known or max(groups, default=0) or None
+        known = known or max((steps for steps, _ in groups), default=0) or None
         if known is not None:
             reading.shape = Shape(num_steps=known)
-        for steps, members in sorted(groups.items()):
+        for (steps, _), members in sorted(groups.items()):
             add_group(reading, steps, members)
         self._draft_times(known)
 
     def _draft_times(self, steps: int | None) -> None:
         for name, (calls, tokens, ms, limit) in self._drafting.items():
-            steps = limit or steps
-            if steps is None or tokens > calls * steps:
+            chain = limit or steps
+            if chain is None or tokens > calls * chain:
                 self.reading.dropped["draft times of an unknown number of steps"] += 1
                 continue
             note = f"{self.reading.source}: statistics of {name.decode('ascii', 'replace')}"
             note += f", {calls} drafts of {tokens / calls:.3g} tokens"
-            row = {"num_steps": steps, "batch": 1} | summarise([ms / calls]).row("time_ms")
+            row = {"num_steps": chain, "batch": 1} | summarise([ms / calls]).row("time_ms")
             self.reading.draft.append(row | {"note": note})
 
 
@@ -290,10 +294,10 @@ def agree(tokens: int, eval_ms: float, rate: float) -> bool:
     return any(abs(own - rate) <= 0.006 + 0.0005 * rate for own in rates)
 
 
-def group(requests: list[Request], known: int | None, groups: dict[int, list[Request]]) -> int:
-    """Sort requests by the steps of their chain, 0 for plain decoding; return how many have no known number of steps.
+def group(requests: list[Request], known: int | None, groups: dict[tuple[int, bool], list[Request]]) -> int:
+    """Sort requests by the steps of their chain (0: plain decoding), whole or not; return how many have none known.
 
-    What each says itself comes first, then the engine's or the user's own number, then that of requests never cut short.
+    What each says itself comes first, then the engine's or the user's number, then that of requests never cut short.
     """
     longest = max((r.full_chain() or 0 for r in requests if r.drafted), default=0)
     unknown = 0
@@ -308,7 +312,7 @@ def group(requests: list[Request], known: int | None, groups: dict[int, list[Req
             if not steps:
                 unknown += 1
                 continue
-        groups.setdefault(steps, []).append(request)
+        groups.setdefault((steps, request.whole(steps)), []).append(request)
     return unknown
 
 
@@ -322,14 +326,13 @@ def add_group(reading: Reading, steps: int, members: list[Request]) -> None:
         summary = summarise([r.eval_ms / r.cycles for r in alone], band=2.0)
         near = [r for r in alone if summary.value / 2 <= r.eval_ms / r.cycles <= 2 * summary.value]
         reading.dropped["not timed: far from the median"] += len(alone) - len(near)
-        pooled = sum(r.eval_ms for r in near) / sum(r.cycles for r in near)
         row: dict[str, Any] = {"num_steps": steps, "batch": 1}
         drafted, verified = sum(r.drafted for r in near), sum(r.cycles for r in near)
         if steps * verified - drafted > steps * len(near):  # more than the last cycle of each answer was cut
             row["mean_draft_tokens"] = rounded(drafted / verified)
-        row |= summary.row("cycle_ms") | {"cycle_ms": rounded(pooled)}
+        row |= summary.row("cycle_ms")
         what = "tokens - accepted - 1" if steps else "tokens - 1"
-        row["note"] = f"{reading.source}: eval time over {what} of {len(alone)} requests"
+        row["note"] = f"{reading.source}: eval time over {what}, median of {len(near)} requests"
         reading.cycles.append(row)
     if not steps:
         return

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from specmodel.engines.llamacpp import Request, add_group, agree, group
 from specmodel.engines.prometheus import Scrape
-from specmodel.engines.reading import Given, Reading, Shape, add_length, number, rounded, summarise, whole
+from specmodel.engines.reading import REPEAT_SD, Given, Reading, Shape, add_length, number, rounded, summarise, whole
 from specmodel.engines.redact import model_name
 
 __all__ = ["metrics", "timings"]
+
+_FIRST_TOKENS = 0.01
+"""Relative error of a time per token where the first token of each request, made by the prompt pass, is counted too."""
 
 
 def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
@@ -36,13 +40,13 @@ def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
             else:
                 requests.append(request)
     known = given.shape.num_steps if given.shape is not None else None
-    groups: dict[int, list[Request]] = {}
+    groups: dict[tuple[int, bool], list[Request]] = {}
     if unknown := group(requests, known, groups):
         reading.dropped["replies of an unknown number of steps"] += unknown
         reading.questions.append("drafts stop early and the replies do not say where: say --num-steps")
-    if known := known or max(groups, default=0):
+    if known := known or max((steps for steps, _ in groups), default=0):
         reading.shape = Shape(num_steps=known)
-    for steps, members in sorted(groups.items()):
+    for (steps, _), members in sorted(groups.items()):
         add_group(reading, steps, members)
 
 
@@ -60,10 +64,9 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
     busy = scrape.mean("llamacpp:n_busy_slots_per_decode") or 1.0
     if not drafts:
         if tokens and predict_ms and busy < 1.05:
-            note = f"{reading.source}: tokens_predicted_seconds over tokens_predicted {since}"
-            reading.cycles.append(
-                {"num_steps": 0, "batch": 1} | summarise([predict_ms / tokens]).row("cycle_ms") | {"note": note}
-            )
+            note = f"{reading.source}: tokens_predicted_seconds over tokens_predicted {since}, first tokens counted too"
+            spread = summarise([predict_ms / tokens], method_sd=_FIRST_TOKENS).row("cycle_ms")
+            reading.cycles.append({"num_steps": 0, "batch": 1} | spread | {"note": note})
         return
     falling = all(a >= b for a, b in zip([drafts, *by_position], by_position, strict=False))
     odd = drafted > len(by_position or [1] * 1000) * drafts or (tokens is not None and tokens < drafts + accepted)
@@ -82,12 +85,16 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
     else:
         add_length(reading, shape, 1 + accepted / drafts, note, drafts)
     if tokens and predict_ms and busy < 1.05:
-        cycles = tokens - accepted
-        if drafts < 0.95 * cycles:
-            reading.dropped["not timed: passes without drafts are in the same counters"] += round(cycles - drafts)
+        # The first token of each request took no cycle, and a cycle at the end of a request may draft nothing: how many
+        # there were of either is not told, so the cycles lie between the two counts.
+        most = tokens - accepted
+        if drafts < 0.95 * most:
+            reading.dropped["not timed: passes without drafts are in the same counters"] += round(most - drafts)
             return
+        cycles = (drafts + most) / 2
         row: dict[str, Any] = shape.row() | {"batch": 1}
         if drafted < 0.98 * steps * drafts:
             row["mean_draft_tokens"] = rounded(drafted / cycles)
-        note = f"{reading.source}: tokens_predicted_seconds over predicted - accepted tokens {since}"
-        reading.cycles.append(row | summarise([predict_ms / cycles]).row("cycle_ms") | {"note": note})
+        note = f"{reading.source}: tokens_predicted_seconds over {drafts:.0f} to {most:.0f} cycles {since}"
+        error = math.hypot(REPEAT_SD, (most - drafts) / cycles / math.sqrt(12))
+        reading.cycles.append(row | summarise([predict_ms / cycles], method_sd=error).row("cycle_ms") | {"note": note})
