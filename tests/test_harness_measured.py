@@ -8,12 +8,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-import specmodel
 from specmodel import io
 from specmodel.harness.results import addition_errors, calibration_of
 from specmodel.harness.samples import json_schema, read_samples
 
-MEASURED = Path(specmodel.__file__).parent.parent / "calibrations" / "measured"
+MEASURED = Path(__file__).resolve().parents[1] / "calibrations" / "measured"
 SAMPLES = sorted(MEASURED.glob("*.samples.json.gz"))
 
 
