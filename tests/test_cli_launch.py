@@ -1,6 +1,10 @@
 """The launch line of a recommendation: for the engine of the file, with its settings, copied and run as it stands."""
 
+import json
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +90,37 @@ def test_a_schedule_over_batches_is_in_it() -> None:
     text = "\n".join(lines)
     assert "cat > adaptive.json" in text
     assert "--max-running-requests 17" in text.replace(" \\\n ", "")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm", "llamacpp"])
+def test_a_file_cannot_put_words_into_a_shell(engine: str, tmp_path: Path) -> None:
+    """Names, values and flags of a calibration come out as the words that they are, and secrets not at all."""
+    evil = {"A;touch INJECTED;B": "v", "HF_TOKEN": "hf_planted", "NCCL_ALGO": "Ring $(touch INJECTED)"}
+    setting = {"env": evil, "flags": ["--x $(touch INJECTED)", "`touch INJECTED`", "--y 'open"]}
+    document = {
+        "schema": "specmodel.calibration/1",
+        "name": "evil",
+        "system": {"engine": engine},
+        "model": {"target": "T;touch INJECTED", "draft": "D$(touch INJECTED)", "method": "eagle3"},
+        "comm": {"default": setting},
+        "measurements": {
+            "cycles": [{"num_steps": 0, "tok_s": 100.0}, {"num_steps": 3, "tok_s": 170.0, "acceptance_length": 2.6}]
+        },
+    }
+    path = tmp_path / "evil.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    for more in ((), ("--json",)):
+        done = subprocess.run(
+            [sys.executable, "-m", "specmodel", "optimize", str(path), *more], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "hf_planted" not in done.stdout + done.stderr
+    screen = subprocess.run(
+        [sys.executable, "-m", "specmodel", "optimize", str(path)], capture_output=True, text=True
+    ).stdout
+    # Run what is pasted with every program replaced by nothing: nothing of the file may have run on its own.
+    block = screen.split("settings", 1)[1].split("\nlaunch ", 1)[0].split("\n\n", 1)[-1]
+    subprocess.run(
+        ["bash", "-c", "python() { :; }; " + block], cwd=tmp_path, capture_output=True, env={"PATH": "/bin:/usr/bin"}
+    )
+    assert not (tmp_path / "INJECTED").exists()
