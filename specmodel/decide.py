@@ -77,7 +77,7 @@ def optimize(
     workload, context_tokens, cuda_graph, verify_cuda_graph
         As in `FittedModel.predict`; the context is by default the one with most rows at that batch.
     trees : iterable of (num_steps, topk, num_draft_tokens)
-        Trees to compare with the chains.
+        Trees to compare with the chains, besides those that were measured.
     objective : {"tok_s", "tpot_ms", "goodput"}
         Throughput at a batch; the time per token of one sequence at a batch; or throughput over a distribution of
         batches counting only those where `max_tpot_ms` is kept.
@@ -192,8 +192,10 @@ def _shapes(
         chains = set(range(longest + 1))
     if max_steps is None:
         chains |= {s[0] for s in model.measured.speeds if s[1] == 1}
+    # A tree that was measured is a candidate, asked for or not: it may be the fastest thing in the file.
+    known = sorted({s[:3] for s in model.measured.speeds if s[1] > 1 and s[0] <= max(chains)})
     try:
-        return [(k, 1, k + 1) for k in sorted(chains)] + [_tree(t) for t in trees]
+        return [(k, 1, k + 1) for k in sorted(chains)] + list(dict.fromkeys([*known, *(_tree(t) for t in trees)]))
     except TypeError:
         raise UsageError(f"trees must be a list of (num_steps, topk, num_draft_tokens), got {trees!r}") from None
 

@@ -35,6 +35,8 @@ class Measured:
     largest_steps: int
     """Longest chain or tree with a speed or an acceptance; 0 where there is none."""
     batches: tuple[float, ...]
+    drafting_batches: tuple[float, ...]
+    """Batches with a speculative cycle, or a verify pass of several tokens a sequence."""
     contexts: tuple[int, ...]
     speeds: frozenset[tuple[int, int, int, float, str, int, str, bool, bool]]
     verify: frozenset[tuple[float, float, str]]
@@ -100,6 +102,7 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
     steps = [0]
     positions: dict[str, int] = {}
     batches = {float(r.batch) * dep.data_parallel for r in m.verify}
+    drafting = {float(r.batch) * dep.data_parallel for r in m.verify if r.tokens > r.batch}
     for row in m.cycles:
         stated = stated_speed(row, noise)
         if stated is None:
@@ -109,6 +112,8 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
         graphs = (row.cuda_graph or row.num_steps == 0, row.verify_cuda_graph)
         speeds.add((*shape, float(row.batch), row.comm, row_context(row), row.workload, *graphs))
         batches.add(float(row.batch))
+        if row.num_steps:
+            drafting.add(float(row.batch))
         steps.append(row.num_steps)
         if row.num_steps and row.acceptance_length is not None:
             positions[row.workload] = max(positions.get(row.workload, 0), row.num_steps)
@@ -136,6 +141,7 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
     return Measured(
         largest_steps=max(steps),
         batches=tuple(sorted(batches)),
+        drafting_batches=tuple(sorted(drafting)),
         contexts=tuple(sorted(contexts)),
         speeds=frozenset(speeds),
         verify=frozenset(verify),
@@ -161,8 +167,9 @@ def extrapolation(
 ) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
     """Which points lie so far out that no recommendation may rest on them, and warnings in words.
 
-    Far: num_steps above twice the largest measured, batch more than four times from the nearest measured, or more
-    tokens than the largest captured graph. Between the measured range and that there is a warning only.
+    Far: num_steps above twice the largest measured, batch more than four times from the nearest measured (with
+    speculation, where speculation is asked for), or more tokens than the largest captured graph. Between the measured
+    range and that there is a warning only.
     """
     warnings: list[str] = []
     largest = measured.largest_steps
@@ -174,6 +181,11 @@ def extrapolation(
     if measured.batches:
         known = np.array(measured.batches)
         nearest = np.min(np.abs(np.log(np.asarray(batch)[..., None] / known)), axis=-1)
+        if measured.drafting_batches:
+            # Plain decoding at a batch says little of what speculation does there.
+            drafted = np.array(measured.drafting_batches)
+            apart = np.min(np.abs(np.log(np.asarray(batch)[..., None] / drafted)), axis=-1)
+            nearest = np.where(num_steps > 0, apart, nearest)
         far = far | (nearest > np.log(4.0) + 1e-9)
         if np.any(batch > known[-1]) or np.any(batch < known[0]):
             worst = float(np.max(batch) if np.any(batch > known[-1]) else np.min(batch))

@@ -13,7 +13,7 @@ from specmodel.commands import output
 
 ROOT = Path(__file__).parents[1]
 SEED = str(ROOT / "calibrations" / "seed" / "kimi-k2.5-eagle3-8x-rtx-pro-6000.yaml")
-BATCHES = str(ROOT / "calibrations" / "field" / "vllm_recipes_qwen38_2p4t_nvfp4.yaml")
+BATCHES = str(ROOT / "calibrations" / "field" / "lmsys_dsv3_mtp_mi300x8.yaml")
 VALIDATED = str(ROOT / "calibrations" / "measured" / "h200x2_tp2_transfer.yaml")
 
 BEST = {
@@ -62,7 +62,8 @@ def batch_of(found: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(SEED,), (BATCHES,), (SEED, "--trees", "5x4x8"), (SEED, "--workload", "wiring-fault")]
+    "arguments",
+    [(SEED,), (BATCHES, "--max-steps", "4"), (SEED, "--trees", "5x4x8"), (SEED, "--workload", "wiring-fault")],
 )
 def test_optimize(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     found = answer(capsys, "optimize", *arguments)
@@ -102,9 +103,28 @@ def test_optimize_says_what_python_says(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_every_measured_batch_is_answered_unless_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [o["batch"] for o in answer(capsys, "optimize", BATCHES)["optima"]] == [1, 32, 64, 128]
-    named = answer(capsys, "optimize", BATCHES, "--batch", "2,8")
-    assert [o["batch"] for o in named["optima"]] == [2, 8]
+    assert [o["batch"] for o in answer(capsys, "optimize", BATCHES, "--max-steps", "4")["optima"]] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+    ]
+    named = answer(capsys, "optimize", BATCHES, "--max-steps", "4", "--batch", "3,12")
+    assert [o["batch"] for o in named["optima"]] == [3, 12]
+
+
+def test_speculation_is_not_recommended_where_only_plain_decoding_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Speculation at batch 1, plain decoding at 32 to 128: no answer for those but plain decoding or none."""
+    path = str(ROOT / "calibrations" / "field" / "vllm_recipes_qwen38_2p4t_nvfp4.yaml")
+    found = answer(capsys, "optimize", path, code=1)
+    for optimum in found["optima"]:
+        best = optimum["best"]
+        assert optimum["batch"] == 1 or best["num_steps"] == 0 or best["extrapolated"]
 
 
 def test_a_distribution_of_batches_is_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,8 +172,8 @@ def test_predict_covers_every_setting_and_batch_and_the_trees_it_is_given(capsys
         ("ring-ll-sys", 1),
         ("ring-ll-sys", 2),
     ]
-    several = answer(capsys, "predict", BATCHES, "--steps", "0,3")["predictions"]
-    assert [round(batch_of(p)) for p in several] == [1, 1, 32, 32, 64, 64, 128, 128]
+    several = answer(capsys, "predict", BATCHES, "--steps", "0,2")["predictions"]
+    assert [round(batch_of(p)) for p in several] == [b for b in (1, 2, 4, 8, 16, 32, 64) for _ in range(2)]
 
 
 def test_predict_beyond_the_usual_steps(capsys: pytest.CaptureFixture[str]) -> None:
