@@ -114,8 +114,9 @@ def cutoffs(curve: AllreduceCurve) -> tuple[tuple[float, float], ...]:
     found = regimes(curve)
     out = []
     for left, right in pairwise(found):
-        middle = 0.5 * (left.to_bytes + right.from_bytes)
-        jump = right.at(middle) / left.at(middle) - 1.0
+        # The change lies somewhere between two measured sizes; lines that cross there meet in a kink.
+        jumps = [right.at(size) / left.at(size) - 1.0 for size in (left.to_bytes, right.from_bytes)]
+        jump = 0.0 if jumps[0] * jumps[1] <= 0.0 else min(jumps, key=abs)
         if abs(jump) > STEP:
             out.append((left.to_bytes, jump))
     return tuple(out)
