@@ -56,7 +56,7 @@ SPREADS = [
 ]
 
 
-@pytest.mark.parametrize(("time", "sd"), SPREADS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("time", "sd"), SPREADS, ids=lambda x: "sd" if callable(x) else str(x)[:40])
 def test_tables_state_a_time_and_how_sure_it_is(time: dict[str, Any], sd: Any) -> None:
     obs = observed(verify=[{"tokens": 4, **time}], draft=[{"num_steps": 3, **time}])
     (v,), (d,) = rows_of(obs, "verify"), rows_of(obs, "draft")
