@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import specmodel as sm
-from specmodel.commands.launching import launch_lines
+from specmodel.launch.lines import launch_lines
 from specmodel.model import FittedModel
 
 

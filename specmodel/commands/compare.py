@@ -71,7 +71,7 @@ def _change_document(change: Change) -> dict[str, Any]:
 
 
 def _document(comparison: Comparison) -> dict[str, Any]:
-    from specmodel.commands.optimize import candidate_document
+    from specmodel.answer import candidate_document, whole
 
     return {
         "schema": "specmodel.comparison/1",
@@ -81,7 +81,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "configurations": [
             {
                 "num_steps": c.num_steps,
-                "batch": output.whole(c.batch),
+                "batch": whole(c.batch),
                 "comm": c.comm,
                 "workload": c.workload,
                 "context_tokens": c.context_tokens,
@@ -92,7 +92,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
             for c in comparison.configurations
         ],
         "best": [
-            {"batch": output.whole(a.batch), "before": candidate_document(a), "after": candidate_document(b)}
+            {"batch": whole(a.batch), "before": candidate_document(a), "after": candidate_document(b)}
             for a, b in comparison.best
         ],
         "warnings": list(comparison.warnings),
@@ -100,8 +100,8 @@ def _document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _screen(comparison: Comparison) -> Screen:
-    from specmodel.commands.words import warning_items
     from specmodel.report import Entries, Screen
+    from specmodel.words import warning_items
 
     blocks: list[Block] = [f"before {comparison.before}, after {comparison.after}"]
     if comparison.terms:
@@ -194,8 +194,8 @@ def _configurations_grid(rows: list[ConfigurationChange], left_out: int) -> Grid
 
 
 def _best(comparison: Comparison, index: int) -> str:
-    from specmodel.commands.words import name_of
     from specmodel.report import interval, rate
+    from specmodel.words import name_of
 
     pair = comparison.best[index]
     comm = {c.comm for b in comparison.best for c in b} != {"default"}

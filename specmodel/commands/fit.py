@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         For a malformed file.
     """
     model = output.fitted(args.calibration, args)
-    from specmodel.commands.words import absent, given
+    from specmodel.words import absent, given
 
     if args.json:
         document: dict[str, Any] = {
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _screen(model: FittedModel, args: argparse.Namespace) -> Screen:
-    from specmodel.commands.words import absent, given, warning_items
     from specmodel.report import Column, Entries, Grid, Screen
+    from specmodel.words import absent, given, warning_items
 
     cal = model.calibration
     lacking = absent(cal)

@@ -9,8 +9,7 @@ from specmodel.commands import options, output
 
 if TYPE_CHECKING:
     from specmodel.model import FittedModel
-    from specmodel.optimum import Candidate, Optimum
-    from specmodel.schedule import ScheduleStep
+    from specmodel.optimum import Optimum
 
 EXAMPLES = """\
   specmodel optimize calib.yaml
@@ -48,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """
     options.require_limit(args.objective, args.max_tpot_ms)
     model = output.fitted(args.calibration, args)
-    from specmodel.commands import words
+    from specmodel import words
+    from specmodel.answer import answer_document
     from specmodel.schedule import schedule
 
     optima = answers(model, args)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _plot(args, model, optima)
     if args.json:
-        output.write_json(document(model, optima, steps, refusals))
+        output.write_json(answer_document(model, optima, steps, refusals))
     else:
         from specmodel.commands.optimize_screen import screen
 
@@ -96,96 +96,3 @@ def _plot(args: argparse.Namespace, model: FittedModel, optima: list[Optimum]) -
         save(figure_of_optima(model, optima, workload=args.workload), args.plot)
     except OSError as error:
         raise UsageError(f"--plot {args.plot}: {error.strerror or error}") from error
-
-
-CANDIDATE_KEYS = (
-    "num_steps",
-    "num_draft_tokens",
-    "topk",
-    "comm",
-    "tok_s",
-    "tok_s_interval",
-    "tpot_ms",
-    "cycle_ms",
-    "verify_ms",
-    "draft_ms",
-    "overhead_ms",
-    "acceptance_length",
-    "speedup",
-    "probability_best",
-    "extrapolated",
-    "measured",
-)
-
-
-def candidate_document(c: Candidate) -> dict[str, Any]:
-    """Return a candidate with the keys of the interface."""
-    return {key: getattr(c, key) for key in CANDIDATE_KEYS}
-
-
-def document(
-    model: FittedModel, optima: list[Optimum], steps: tuple[ScheduleStep, ...], refusals: list[str | None]
-) -> dict[str, Any]:
-    """Return the answer as ``specmodel.optimum/1``."""
-    warnings = dict.fromkeys(w for optimum in optima for w in optimum.warnings)
-    warnings |= dict.fromkeys(f"not recommended: {text}" for text in refusals if text)
-    return {
-        "schema": "specmodel.optimum/1",
-        "optima": [_optimum_document(optimum) for optimum in optima],
-        "schedule": [
-            {
-                "batch_from": output.whole(step.batch_from),
-                "batch_to": None if step.batch_to is None else output.whole(step.batch_to),
-                "num_steps": step.num_steps,
-                "topk": step.topk,
-                "num_draft_tokens": step.num_draft_tokens,
-                "comm": step.comm,
-            }
-            for step in steps
-        ],
-        "comm_settings": comm_settings(model),
-        "warnings": list(warnings),
-    }
-
-
-def _optimum_document(optimum: Optimum) -> dict[str, Any]:
-    plain, following = optimum.plain, optimum.measure_next
-    return {
-        "batch": output.whole(optimum.batch),
-        "best": candidate_document(optimum.best),
-        "ties": [candidate_document(c) for c in optimum.ties],
-        "table": [candidate_document(c) for c in optimum.table],
-        "plain": {
-            "comm": plain.comm,
-            "tok_s": plain.tok_s,
-            "tok_s_interval": plain.tok_s_interval,
-            "measured": plain.measured,
-        },
-        "ceilings": {
-            name: {"speedup": ceiling.speedup, "interval": ceiling.interval}
-            for name, ceiling in optimum.ceilings.items()
-        },
-        "expected_regret": optimum.expected_regret,
-        "measure_next": None
-        if following is None
-        else {
-            "kind": following.kind,
-            "row": following.row,
-            "reason": following.reason,
-            "gain_tok_s": following.gain_tok_s,
-        },
-        "unmeasured": list(optimum.unmeasured),
-    }
-
-
-def comm_settings(model: FittedModel) -> dict[str, Any]:
-    """Return every communication setting of the file, `default` included, with its environment and flags."""
-    from specmodel.launch.plan import shell_env
-
-    stated = model.calibration.comm
-    return {
-        name: {"env": shell_env(stated[name].env)[0], "flags": list(stated[name].flags)}
-        if name in stated
-        else {"env": {}, "flags": []}
-        for name in model.calibration.comm_names
-    }

@@ -6,24 +6,10 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-from specmodel.commands.launching import launch_lines
-from specmodel.commands.words import (
-    absent,
-    best_speculative,
-    comm_lines,
-    given,
-    loss,
-    name_of,
-    recommendation,
-    row_text,
-    setting_lines,
-    setting_name,
-    steps_text,
-    warning_items,
-)
 from specmodel.decide import REGRET_TOLERANCE
+from specmodel.launch.lines import launch_lines
 from specmodel.model import FittedModel
-from specmodel.optimum import Candidate, NextMeasurement, Optimum
+from specmodel.optimum import Candidate, Optimum
 from specmodel.report import (
     Bar,
     Block,
@@ -40,6 +26,20 @@ from specmodel.report import (
     rate,
 )
 from specmodel.schedule import ScheduleStep
+from specmodel.words import (
+    absent,
+    answer_line,
+    comm_lines,
+    given,
+    most_wanted,
+    name_of,
+    row_text,
+    schedule_line,
+    setting_lines,
+    ties_text,
+    to_win,
+    warning_items,
+)
 
 _MOST_ROWS = 18
 _MOST_OTHERS = 4
@@ -73,7 +73,7 @@ def screen(
         items.append(("plot", f"wrote {args.plot}"))
     items += _following(args, optima)
     blocks.append(Entries(items=items))
-    return Screen(blocks=blocks, last=_last(model, optima, steps, refusals))
+    return Screen(blocks=blocks, last=answer_line(model, optima, steps, refusals))
 
 
 def _one(model: FittedModel, optimum: Optimum, *, launched: bool) -> list[Block]:
@@ -88,9 +88,9 @@ def _one(model: FittedModel, optimum: Optimum, *, launched: bool) -> list[Block]
     rows, left_out = _rows(shown, optimum)
     grid = candidate_grid(rows, optimum, legend=_legend(optimum, rows, left_out))
     items: Items = [("others", text) for text in _others(optimum)]
-    items.append(("ties", _ties(optimum)))
+    items.append(("ties", ties_text(optimum)))
     items.append(("cycle", _cycle(best)))
-    items.append(("ceilings", _ceilings(optimum) if best.num_steps else _to_win(optimum)))
+    items.append(("ceilings", _ceilings(optimum) if best.num_steps else to_win(optimum)))
     # The launch line below states environment and flags itself.
     comm = None if launched else model.calibration.comm.get(best.comm)
     items += [("settings", line) for line in setting_lines(best, comm)]
@@ -192,26 +192,6 @@ def _other(c: Candidate) -> str:
     )
 
 
-def _ties(optimum: Optimum) -> str:
-    best = optimum.best
-    regret = f"P(best)\xa0{chance(best.probability_best)}, expected regret {100 * optimum.expected_regret:.1f}\xa0%"
-    if not optimum.ties:
-        return f"none: nothing else has more than a 25\xa0% chance of being faster; {regret}"
-    several = len({c.comm for c in (best, *optimum.ties)}) > 1
-    names = []
-    for comm in dict.fromkeys(c.comm for c in optimum.ties):
-        here = [c for c in optimum.ties if c.comm == comm]
-        chains = steps_text(c.num_steps for c in here if c.topk == 1 and c.num_steps)
-        kinds = [name_of(c) for c in here if not c.num_steps] + ([chains] if chains else [])
-        kinds += [name_of(c) for c in here if c.topk > 1]
-        names.append(", ".join(kinds) + (f" with {comm}" if several else ""))
-    each = "each has" if len(optimum.ties) > 1 else "it has"
-    return (
-        f"{'; '.join(names)}: {each} more than a 25\xa0% chance of being faster than {name_of(best)}"
-        f"{' with ' + best.comm if several else ''}; {regret}"
-    )
-
-
 def _cycle(c: Candidate) -> str:
     parts = f"{milliseconds(c.cycle_ms)} ms = verify {milliseconds(c.verify_ms)}"
     if c.num_steps:
@@ -227,19 +207,6 @@ def _ceilings(optimum: Optimum) -> str:
         low, high = ceiling.interval
         parts.append(f"{words[name]} {factor(ceiling.speedup)} ({factor(low)} to {factor(high)})")
     return "at most, at these steps: " + ", ".join(parts)
-
-
-def _to_win(optimum: Optimum) -> str:
-    """What speculation lacks where plain decoding is best."""
-    c = best_speculative(optimum)
-    if c is None:
-        return "plain decoding has none"
-    lacking = 1.0 - c.tok_s / optimum.best.tok_s
-    needed = c.acceptance_length * optimum.best.tok_s / max(c.tok_s, 1e-300)
-    return (
-        f"plain decoding has none; to draw level, {name_of(c)} with {c.comm} needs a cycle {100 * lacking:.1f}\xa0% "
-        f"shorter, or {needed:.2f} tokens a cycle instead of {c.acceptance_length:.2f}"
-    )
 
 
 def _several(
@@ -272,7 +239,7 @@ def _several(
     marks = ["!" if c.extrapolated else " " for c in best]
     legend = "● measured   ○ not measured   ┊ plain decoding" + ("   ! extrapolated" if "!" in marks else "")
     grid = Grid(columns=columns, marks=marks, bars=bars, axis=axis_of(bars, "speedup", 1.0), legend=legend)
-    items: Items = [("schedule", _schedule_line(step)) for step in steps]
+    items: Items = [("schedule", schedule_line(step)) for step in steps]
     if len(steps) > 1:
         items.append(("schedule", f"it changes only where that brings more than {100 * REGRET_TOLERANCE:g}\xa0%"))
     comm = steps[0].comm
@@ -285,24 +252,6 @@ def _tied_steps(optimum: Optimum) -> str:
     return ", ".join(str(c.num_steps) if c.topk == 1 else name_of(c) for c in optimum.ties) or "-"
 
 
-def _schedule_line(step: ScheduleStep) -> str:
-    return f"{_range(step)}: {_step_name(step)}"
-
-
-def _range(step: ScheduleStep) -> str:
-    if step.batch_to is None:
-        return "every batch" if step.batch_from <= 1 else f"batch {step.batch_from:g} and more"
-    last = f" to {step.batch_to:g}" if step.batch_to > step.batch_from else ""
-    return f"batch {step.batch_from:g}{last}"
-
-
-def _step_name(step: ScheduleStep) -> str:
-    if step.num_steps == 0:
-        return "plain decoding"
-    kind = f"{step.num_steps} step{'s' if step.num_steps > 1 else ''}"
-    return f"{kind}, {step.num_draft_tokens} draft tokens" + (f", topk {step.topk}" if step.topk > 1 else "")
-
-
 def _unsure(model: FittedModel, optima: Sequence[Optimum]) -> Items:
     """What the answer rests on without a measurement, and what cannot be right."""
     items: Items = []
@@ -312,12 +261,6 @@ def _unsure(model: FittedModel, optima: Sequence[Optimum]) -> Items:
         more = f"; and {len(rests) - len(shown)} more" if len(rests) > len(shown) else ""
         items.append(("unmeasured", "; ".join(shown) + more))
     return items + warning_items(w for optimum in optima for w in optimum.warnings)
-
-
-def most_wanted(optima: Sequence[Optimum]) -> NextMeasurement | None:
-    """Return the measurement that brings most, relative to the throughput of its batch."""
-    wanted = [(o.measure_next.gain_tok_s / o.best.tok_s, i) for i, o in enumerate(optima) if o.measure_next is not None]
-    return optima[max(wanted)[1]].measure_next if wanted else None
 
 
 def _following(args: argparse.Namespace, optima: Sequence[Optimum]) -> Items:
@@ -333,47 +276,3 @@ def _following(args: argparse.Namespace, optima: Sequence[Optimum]) -> Items:
     else:
         how = f"add - {row_text(wanted.row)} with its time to measurements.{wanted.kind} of {file}, and run this again"
     return [("measure", wanted.reason), ("next", how)]
-
-
-def _last(
-    model: FittedModel, optima: Sequence[Optimum], steps: Sequence[ScheduleStep], refusals: Sequence[str | None]
-) -> str:
-    several = len(model.calibration.comm_names) > 1
-    if len(optima) == 1:
-        return _last_of_one(optima[0], refusals[0], several)
-    good = [optimum for optimum, text in zip(optima, refusals, strict=True) if text is None]
-    if not good:
-        return f"No recommendation for any batch: {refusals[0]}"
-    plan = "; ".join(f"{setting_name(s.num_steps, s.topk, s.num_draft_tokens)} for {_range(s)}" for s in steps)
-    comm = f" with {steps[0].comm}" if several else ""
-    ends = good[:1] if len(good) == 1 else [good[0], good[-1]]
-    speeds = ", ".join(_speed_at(optimum, steps) for optimum in ends)
-    bad = [f"{o.batch:g}" for o, text in zip(optima, refusals, strict=True) if text]
-    but = f", except at batch {', '.join(bad)} (see declined)" if bad else ""
-    return f"Recommendation{but}: {plan}{comm}; {speeds}"
-
-
-def _speed_at(optimum: Optimum, steps: Sequence[ScheduleStep]) -> str:
-    step = next(s for s in reversed(steps) if s.batch_from <= optimum.batch or s is steps[0])
-    shape = (step.num_steps, step.topk, step.num_draft_tokens, step.comm)
-    c = next(c for c in optimum.table if (c.num_steps, c.topk, c.num_draft_tokens, c.comm) == shape)
-    return f"{rate(c.tok_s)} tok/s (90 % interval {interval(c.tok_s_interval)}) at batch {optimum.batch:g}"
-
-
-def _last_of_one(optimum: Optimum, refused: str | None, several: bool) -> str:
-    best = optimum.best
-    if refused is not None:
-        inside = [c for c in optimum.table if not c.extrapolated]
-        hint = ""
-        if best.extrapolated and inside:
-            c = max(inside, key=lambda c: c.tok_s)
-            hint = f"; nearer by, {name_of(c)} is best, {rate(c.tok_s)} tok/s ({interval(c.tok_s_interval)})"
-        if best.extrapolated:
-            hint += "; measure closer to it, or trust it with --extrapolate"
-        return f"No recommendation: {refused}{hint}"
-    text = f"Recommendation: {recommendation(best, several_settings=several)}"
-    if best.num_steps == 0:
-        second = best_speculative(optimum)
-        if second is not None:
-            text += f"; the best with speculation, {name_of(second)}, is at {rate(second.tok_s)} ({loss(second, best)})"
-    return text

@@ -95,11 +95,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def whole(value: float) -> float:
-    """Return a batch as an integer where it is one."""
-    return int(value) if value == int(value) else value
-
-
 def row_of(row: Any) -> dict[str, Any]:
     """Return a row of a calibration with the keys of the format, without what is absent or at its default."""
     import dataclasses

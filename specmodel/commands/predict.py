@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     optima = answers(model, args)
     rows = [(optimum, c) for optimum in optima for c in optimum.table if _asked(c, args)]
     if args.json:
-        from specmodel.commands.optimize import candidate_document
+        from specmodel.answer import candidate_document
 
         document: dict[str, Any] = {
             "schema": "specmodel.prediction/1",
@@ -95,8 +95,8 @@ def _asked(c: Candidate, args: argparse.Namespace) -> bool:
 
 def _screen(model: FittedModel, rows: list[tuple[Optimum, Candidate]], args: argparse.Namespace) -> Screen:
     from specmodel.commands.optimize_screen import candidate_grid
-    from specmodel.commands.words import name_of, recommendation, warning_items
     from specmodel.report import Entries, Screen
+    from specmodel.words import name_of, recommendation, warning_items
 
     cal = model.calibration
     blocks: list[Block] = [f"{cal.name}: {cal.description}" if cal.description else cal.name]

@@ -255,7 +255,7 @@ def _grid(report: ValidationReport) -> Grid:
 
 
 def _place(row: CycleRow) -> str:
-    from specmodel.commands.words import setting_name
+    from specmodel.words import setting_name
 
     name = setting_name(row.num_steps, row.topk, row.verify_tokens)
     where = [f"batch {row.batch:g}"] + [x for x in (row.comm, row.workload) if x != "default"]
