@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from specmodel.errors import UsageError
 from specmodel.measured import default_context
 from specmodel.model import FittedModel
+from specmodel.next_measurement import next_measurement
 from specmodel.notices import cutoff_notices, step_notices
 from specmodel.optimum import Candidate, Ceiling, NextMeasurement, Objective, Optimum, Plain
 from specmodel.prediction import Prediction
-from specmodel.request import number
+from specmodel.request import Request, number
 
 __all__ = ["Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "optimize"]
 
@@ -25,7 +26,6 @@ MOST_STEPS = 64
 """Longest chain that is a candidate without having been measured."""
 TIE_PROBABILITY = 0.25
 REGRET_TOLERANCE = 0.005
-WORTH_MEASURING = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class _Field:
     predictions: dict[str, Prediction]
     rows: list[tuple[str, int]]
     """Per candidate: its comm and its index in that prediction."""
+    request: Request
+    """The same candidates as one request."""
     draws: Array = field(repr=False)
     """Latent tok/s, shape (draws, candidates)."""
 
@@ -71,7 +73,7 @@ def optimize(
     batch : float or mapping of batch to share, optional
         Running sequences; by default 1 if measured, else the smallest measured. A distribution for `goodput`.
     comm : str or sequence of str, optional
-        Restrict the communication settings; by default every setting of the file.
+        Restrict the communication settings; by default every setting of which the file has a row.
     max_steps : int, optional
         By default the larger of 10 and the longest measured.
     workload, context_tokens, cuda_graph, verify_cuda_graph
@@ -144,9 +146,17 @@ def optimize(
         near[best] = True
     else:
         near[:] = True  # nothing is near anything measured: any measurement is a first one
-    gain, reason = _gains(score, allowed & near, best, measured)
+    following, reason = next_measurement(
+        model,
+        table,
+        best,
+        score,
+        allowed & near & ~measured,
+        here.request if objective != "goodput" else None,
+        context,
+        workloads,
+    )
     unmeasured = _unmeasured(model, table[best], workloads)
-    following = _next(gain, table, context, workloads, model, best)
     warnings = dict.fromkeys(w for p in here.predictions.values() for w in p.warnings)
     warnings |= dict.fromkeys(_notices(model, table[best]))
     return Optimum(
@@ -157,7 +167,7 @@ def optimize(
         plain=plain,
         ceilings=_ceilings(model, table[best], main, context, options),
         measure_next=following,
-        stop_reason="" if following else reason,
+        stop_reason=reason,
         unmeasured=unmeasured,
         warnings=tuple(warnings),
         objective=objective,
@@ -165,9 +175,13 @@ def optimize(
 
 
 def _comms(model: FittedModel, comm: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The communication settings of the call; raises `UsageError` for one that the file lacks."""
+    """The communication settings of the call; raises `UsageError` for one that the file lacks.
+
+    By default those of which the file has a row of any kind, or all where it has none: what a setting costs that is
+    only named is a guess, and no ground for choosing it.
+    """
     if comm is None:
-        return model.comm_names
+        return tuple(c for c in model.comm_names if c in model.measured.comms) or model.comm_names
     try:
         names = (comm,) if isinstance(comm, str) else tuple(comm)
     except TypeError:
@@ -248,6 +262,7 @@ def _candidates(
         comms=[name for name in names for _ in shapes],
         predictions=predictions,
         rows=rows,
+        request=request,
         draws=draws,
     )
 
@@ -340,59 +355,6 @@ def _plain(
     return Plain(
         comm=name, tok_s=float(predicted[name].tok_s), tok_s_interval=(float(low), float(high)), measured=False
     )
-
-
-def _gains(score: Array, allowed: NDArray[np.bool_], best: int, measured: NDArray[np.bool_]) -> tuple[Array, str]:
-    """Expected gain of knowing each unmeasured candidate exactly (value of information), and the stopping rule.
-
-    For a candidate c other than the chosen one: E[max(f_c, f_best)] - E[f_best]; for the chosen one, against the
-    runner-up (expected improvement, Jones et al. 1998, with the incumbent's own uncertainty).
-    """
-    mean = score.mean(axis=0)
-    gain = np.maximum(score, score[:, [best]]).mean(axis=0) - mean[best]
-    others = np.where(allowed, mean, -np.inf)
-    others[best] = -np.inf
-    if np.isfinite(others.max()):
-        runner = int(np.argmax(others))
-        gain[best] = np.maximum(score[:, best], score[:, runner]).mean() - max(mean[best], mean[runner])
-    gain = np.where(allowed & ~measured, gain, 0.0)
-    share = float(gain.max() / mean[best])
-    return gain, f"stop: at most {max(100 * share, 0.05):.1f} % to gain from one more measurement"
-
-
-def _next(
-    gain: Array,
-    table: tuple[Candidate, ...],
-    context: int | None,
-    workloads: tuple[str, ...],
-    model: FittedModel,
-    best: int,
-) -> NextMeasurement | None:
-    j = int(np.argmax(gain))
-    if gain[j] < WORTH_MEASURING * table[best].tok_s:
-        return None
-    c = table[j]
-    row: dict[str, Any] = {"num_steps": c.num_steps}
-    if c.topk > 1:
-        row |= {"topk": c.topk, "num_draft_tokens": c.num_draft_tokens}
-    row["batch"] = int(c.batch) if c.batch == int(c.batch) else c.batch
-    row["comm"] = c.comm
-    if context is not None:
-        row["context_tokens"] = context
-    if len(workloads) == 1 and workloads[0] != "default" and c.num_steps:
-        row["workload"] = workloads[0]
-    low, high = c.tok_s_interval
-    steps = "1 step" if c.num_steps == 1 else f"{c.num_steps} steps"
-    what = "plain decoding" if c.num_steps == 0 else steps
-    reason = (
-        f"{what} under {c.comm} is predicted at {_rate(c.tok_s)} tok/s ({_rate(low)} to {_rate(high)}) and was not "
-        f"measured; knowing it brings {_rate(gain[j])} tok/s on average"
-    )
-    return NextMeasurement(kind="cycles", row=row, reason=reason, gain_tok_s=float(gain[j]))
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 999.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def _notices(model: FittedModel, best: Candidate) -> tuple[str, ...]:

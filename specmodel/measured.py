@@ -47,6 +47,8 @@ class Measured:
     """Longest chain with acceptance data, by workload."""
     plain: tuple[tuple[float, int, str, str, float], ...]
     """(batch, context or -1, workload, comm, tok/s) of plain decoding."""
+    comms: frozenset[str]
+    """Communication settings of which there is a row of any kind."""
 
     def plain_rate(self, batch: float, context_tokens: float | None, workloads: tuple[str, ...]) -> PlainRate | None:
         """Best measured plain rate at a batch and context: of these workloads if measured, else of any."""
@@ -148,6 +150,7 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
         draft=frozenset(draft),
         positions=positions,
         plain=tuple((*key, float(np.mean(rates))) for key, rates in sorted(plain.items())),
+        comms=frozenset(row.comm for _, rows in cal.tables for row in rows),
     )
 
 

@@ -55,12 +55,15 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextMeasurement:
-    """The measurement whose result is expected to bring most."""
+    """The measurement whose result is expected to bring most for what it takes."""
 
     kind: Literal["cycles", "verify", "draft", "allreduce", "acceptance"]
     row: dict[str, Any]
     reason: str
     gain_tok_s: float
+    """Expected gain of knowing it, without weighing what it takes."""
+    effort: float
+    """What it takes, relative to one point of a table of passes (see `next_measurement.EFFORT`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -400,13 +400,17 @@ def moments(
     )
 
 
-def covariance(post: Posterior, right: ResidualPoints, at: Moments) -> Array:
-    """Posterior covariance of the latent quantity at N points, shape (N, N)."""
+def covariance(post: Posterior, right: ResidualPoints, at: Moments, other: Moments | None = None) -> Array:
+    """Posterior covariance of the latent quantity at N points, shape (N, N).
+
+    With `other`, the moments of another quantity at the same points: that of the first (rows) with it (columns).
+    """
+    other = at if other is None else other
     cost_prior = np.diag(post.prior_cov)[: at.cost_gradient.shape[0]]
-    prior = (at.cost_gradient.T * cost_prior) @ at.cost_gradient
+    prior = (at.cost_gradient.T * cost_prior) @ other.cost_gradient
     varies = np.where(at.table.known, 0.0, 1.0)
-    length = at.length_gradient @ post.prior_cov @ at.length_gradient.T
+    length = at.length_gradient @ post.prior_cov @ other.length_gradient.T
     prior += length[np.ix_(at.table.index, at.table.index)] * np.outer(varies, varies)
-    prior += np.outer(at.verify_weight, at.verify_weight) * verify_covariance(right, right, post.residuals)
-    prior += np.outer(at.draft_weight, at.draft_weight) * draft_covariance(right, right, post.residuals)
-    return np.asarray(prior - at.cross.T @ at.cross)
+    prior += np.outer(at.verify_weight, other.verify_weight) * verify_covariance(right, right, post.residuals)
+    prior += np.outer(at.draft_weight, other.draft_weight) * draft_covariance(right, right, post.residuals)
+    return np.asarray(prior - at.cross.T @ other.cross)

@@ -263,8 +263,12 @@ def _step_name(step: ScheduleStep) -> str:
 
 
 def most_wanted(optima: Sequence[Optimum]) -> NextMeasurement | None:
-    """Return the measurement that brings most, relative to the throughput of its batch."""
-    wanted = [(o.measure_next.gain_tok_s / o.best.tok_s, i) for i, o in enumerate(optima) if o.measure_next is not None]
+    """Return the measurement that brings most for what it takes, relative to the throughput of its batch."""
+    wanted = [
+        (o.measure_next.gain_tok_s / o.best.tok_s / o.measure_next.effort, i)
+        for i, o in enumerate(optima)
+        if o.measure_next is not None
+    ]
     return optima[max(wanted)[1]].measure_next if wanted else None
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import specmodel as sm
+from specmodel.next_measurement import EFFORT
+from specmodel.posterior import Combination, covariance
 
 cases = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("estimator_cases.py"))))
 plain, spec, fitted = cases.plain, cases.spec, cases.fitted
@@ -55,16 +57,102 @@ def test_the_next_measurement_is_a_row_of_the_format_that_is_not_there(name: str
 
 
 def test_the_gain_is_the_expected_improvement_of_joint_draws() -> None:
-    """E[max(f_c, f_best)] - E[f_best] of the row that is named, over the draws that the decision used."""
+    """E[ln max(f_c, f_best)] - E[ln f_best] of the row that is named, over the draws that the decision used."""
     for model in (POOR["plain and one run"], POOR["blind"]):
         optimum = sm.optimize(model)
         following = optimum.measure_next
         request, _ = model.request(np.arange(11), 1, ("default",))
-        draws = model.draws(request, 2000)
+        draws = np.log(model.draws(request, 2000))
         best, other = draws[:, optimum.best.num_steps], draws[:, following.row["num_steps"]]
         if following.row["num_steps"] == optimum.best.num_steps:
             continue
-        assert following.gain_tok_s == pytest.approx(np.maximum(best, other).mean() - best.mean(), rel=1e-6)
+        gain = np.expm1(np.maximum(best, other).mean() - best.mean())
+        assert following.gain_tok_s == pytest.approx(gain * optimum.best.tok_s, rel=1e-6)
+
+
+def test_plain_decoding_takes_less_than_a_cycle_and_a_new_setting_more() -> None:
+    """Of equal gains the cheaper measurement is named: what it takes is weighed, and said."""
+    # Plain decoding and a chain may each be the best: the former is named though the latter would bring more.
+    open_ = sm.optimize(fitted([spec(3, 101.0, 2.0), spec(4, 97.0, 2.1)]), max_steps=4)
+    assert open_.measure_next.row["num_steps"] == 0
+    assert open_.measure_next.effort == EFFORT["plain"]
+    model = fitted(
+        [plain(comm="ring"), spec(3, 170.0, 2.4, comm="ring")],
+        allreduce=CURVES,
+        comm={"ring": {}, "tree": {}},
+        model=SIZES,
+    )
+    optimum = sm.optimize(model)
+    assert {c.comm for c in optimum.table} == {"ring", "tree"}  # nothing was measured under default
+    following = optimum.measure_next
+    assert following.effort == EFFORT["cycle"] + EFFORT["setting"] * (following.row["comm"] == "tree")
+    assert EFFORT["pass"] < EFFORT["plain"] < EFFORT["cycle"] < EFFORT["cycle"] + EFFORT["setting"]
+
+
+def test_a_setting_of_which_nothing_is_known_is_no_candidate_unless_it_is_named() -> None:
+    model = fitted([plain(), spec(3, 170.0, 2.4)], comm={"ring": {}})
+    assert {c.comm for c in sm.optimize(model).table} == {"default"}
+    assert {c.comm for c in sm.optimize(model, comm="ring").table} == {"ring"}
+
+
+SIZES = {"hidden_size": 4096, "num_layers": 32}
+CURVES = [{"size_bytes": s, "time_ms": 0.02 + s * 1e-7, "comm": c} for s in (8192, 131072) for c in ("ring", "tree")]
+UNTIMED = {
+    "nothing": {},
+    "all-reduces alone": {"allreduce": CURVES, "comm": {"ring": {}, "tree": {}, "other": {}}, "model": SIZES},
+    "drafts alone": {"draft": [{"num_steps": 3, "time_ms": 2.0}]},
+    "acceptance alone": {"acceptance": [{"num_steps": 3, "conditional": [0.8, 0.7, 0.6]}]},
+}
+
+
+@pytest.mark.parametrize("name", UNTIMED)
+def test_where_nothing_was_timed_plain_decoding_comes_first_and_no_gain_is_absurd(name: str) -> None:
+    optimum = sm.optimize(fitted(**UNTIMED[name]))
+    following = optimum.measure_next
+    assert following.row["num_steps"] == 0
+    assert following.row["comm"] in (("ring", "tree") if "allreduce" in UNTIMED[name] else ("default",))
+    assert 0.0 < following.gain_tok_s < optimum.best.tok_s
+    assert "nothing was timed" in following.reason
+
+
+def test_a_point_of_a_table_is_proposed_where_there_is_one() -> None:
+    """With exact tables of some sizes, one more size tells nearly what a whole run of it would, for less."""
+    truth = cases.Truth(bumps=(0.03, -0.03, 0.03))
+    tables = cases.tables(truth, (0, 1, 3, 7), relative_sd=0.002)
+    entry = {"num_steps": 8, "conditional": list(truth.conditional[:8]), "sd": 0.002}
+    model = fitted((), **tables, acceptance=[entry], system={"engine": cases.LOOP})
+    optimum = sm.optimize(model, max_steps=8)
+    following = optimum.measure_next
+    assert following.kind in ("verify", "draft")
+    assert following.effort == EFFORT["pass"]
+    assert following.gain_tok_s >= 0.002 * optimum.best.tok_s
+    # The row is one of the format, and stands nowhere in the file.
+    more = {"verify": [*tables["verify"]], "draft": [*tables["draft"]]}
+    more[following.kind].append({**following.row, "time_ms": 1.0})
+    rows = getattr(cases.calibration((), **more).measurements, following.kind)
+    assert len({(r.comm, r.batch, getattr(r, "tokens", None) or r.num_steps) for r in rows}) == len(rows)
+    # Two sizes are no table.
+    few = fitted((), **cases.tables(truth, (0, 3), relative_sd=0.002), acceptance=[entry])
+    assert sm.optimize(few, max_steps=8).measure_next.kind == "cycles"
+
+
+def test_the_covariance_of_two_quantities_is_linear_in_each() -> None:
+    """ln f = ln E[N] - ln T, so its covariance with a part is that of the length less that of the cycle."""
+    model = POOR["blind"]
+    request, _ = model.request(np.arange(6), 1)
+    post = model.posteriors[0]
+
+    def moments(**of: float) -> Any:
+        ((_, at, right),) = model.moments(0, request, Combination(**of))
+        return at, right
+
+    rate, right = moments(cycle=-1.0, length=1.0)
+    for part in ({"verify": 1.0}, {"draft": 1.0}, {"cycle": 1.0, "verify": -1.0}):
+        other, _ = moments(**part)
+        whole = covariance(post, right, rate, other)
+        pieces = [covariance(post, right, moments(**of)[0], other) for of in ({"length": 1.0}, {"cycle": -1.0})]
+        np.testing.assert_allclose(whole, sum(pieces), atol=1e-10)
+        np.testing.assert_allclose(whole.T, covariance(post, right, other, rate), atol=1e-10)
 
 
 def test_where_all_is_known_there_is_nothing_to_gain() -> None:

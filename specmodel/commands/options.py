@@ -37,7 +37,7 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
         "N=SHARE,... is one distribution of batches",
     )
     which.add_argument(
-        "--comm", action="append", metavar="NAME,...", help="communication settings (default: every one of the file)"
+        "--comm", action="append", metavar="NAME,...", help="communication settings (default: every one with a row)"
     )
     which.add_argument(
         "--workload",
