@@ -33,6 +33,7 @@ __all__ = [
     "cost",
     "distinct_experts",
     "parameter_names",
+    "verify_terms",
 ]
 
 Array = NDArray[np.float64]
@@ -259,6 +260,37 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
         d_draft=d_draft,
         d_overhead=d_overhead,
     )
+
+
+def verify_terms(theta: Array, points: CostPoints, structure: CostStructure) -> dict[str, Array]:
+    """Return the terms of the verify pass in ms, by name; they sum to `CostValues.verify_ms`.
+
+    Arguments as those of `cost`; `allreduce` holds the offset of its setting (and the floor under both), `eager` what
+    running outside a CUDA graph adds to the others.
+    """
+    p = {name: float(theta[i]) for name, i in _INDEX.items()}
+    rho = _sigmoid(p["logit_expert_share"]) if structure.num_experts > 0 else 0.0
+    pass_ms = np.exp(p["log_pass_ms"])
+    dense = (1.0 - rho) * np.exp(p["tax"] * points.speculating)
+    experts = rho * _experts(p["logit_overlap"], points, structure)[0]
+    knee = points.padded_tokens * np.exp(-p["log_knee_tokens"])
+    roof = ((dense + experts) ** 4 + knee**4) ** 0.25
+    multi = points.query_tokens > 1
+    kv = np.exp(p["log_kv"]) * points.sequences * points.context_ratio * np.exp(p["kv_multi"] * multi)
+    per_comm = np.asarray(theta[len(PARAMETERS) :]).reshape(len(structure.comm_names), len(COMM_PARAMETERS))
+    by_share = np.exp(per_comm[:, 0])[points.comm] + np.exp(per_comm[:, 1])[points.comm] * (points.padded_tokens - 1.0)
+    terms = {
+        "fixed_pass": pass_ms * dense,
+        "verified_tokens": pass_ms * np.exp(p["log_token"]) * (points.padded_tokens - 1.0),
+        "experts": pass_ms * experts,
+        "attention_kv": pass_ms * kv,
+        "compute_knee": pass_ms * (roof - dense - experts),
+    }
+    computed = sum(terms.values()) + pass_ms * by_share
+    terms["eager"] = computed * np.expm1(p["verify_eager"] * points.verify_eager)
+    others = sum(terms.values())
+    terms["allreduce"] = cost(theta, points, structure).verify_ms - others
+    return {name: np.broadcast_to(value, points.padded_tokens.shape) for name, value in terms.items()}
 
 
 def _experts(logit_overlap: float, points: CostPoints, structure: CostStructure) -> tuple[Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,8 +29,8 @@ from specmodel.posterior import (
     moments,
     times,
 )
-from specmodel.prediction import Distribution, Prediction, Term, scalar, terms_of
-from specmodel.request import Request, Workload, number, request_of
+from specmodel.prediction import Distribution, Prediction, Sample, Term, scalar, symmetric_root, terms_of
+from specmodel.request import Request, Workload, number, request_of, shares_of
 from specmodel.residual import ResidualPoints, distinct
 from specmodel.speeds import Noise
 
@@ -95,7 +95,7 @@ class FittedModel:
             text = ", ".join(f"{n} {w / total:.0%}" for n, w in weights.items())
             warning = f"no workload was named and the file has none called default: taken as the mixture {text}"
             return {names.index(n): w / total for n, w in weights.items()}, (warning,)
-        wanted = _shares(workload)
+        wanted = shares_of(workload)
         if not wanted:
             raise UsageError("workload: an empty mixture; name at least one workload and its share")
         in_rows = {c.workload for c in self.calibration.measurements.cycles}
@@ -194,6 +194,7 @@ class FittedModel:
             request.num_steps,
             request.settings.verify_tokens,
             request.batch,
+            request.settings.topk,
         )
 
         def full(x: Any) -> Any:
@@ -354,22 +355,22 @@ class FittedModel:
         The same parameters and residuals stand behind all points of a draw, so differences between candidates are
         known better than each is. Deterministic: the same call gives the same draws.
         """
+        logs = [sample.log_tok_s for sample in self.samples(request, count)]
+        return np.asarray(np.exp(np.clip(np.concatenate(logs), -300.0, 300.0)))
+
+    def samples(self, request: Request, count: int) -> Iterator[Sample]:
+        """What `draws` is made of, mode by mode."""
         random = np.random.default_rng(20260226)
         counts = np.floor(np.array(self.weights) * count).astype(int)
         counts[0] += count - counts.sum()
         log_batch = np.log(1000.0 * np.broadcast_to(request.batch, request.shape).ravel())
-        out = []
         for mode, n in enumerate(counts):
             post = self.posteriors[mode]
             ((_, at, right),) = self.moments(mode, request)
-            spread = covariance(post, right, at)
-            values, vectors = np.linalg.eigh(0.5 * (spread + spread.T))
-            # The symmetric root does not depend on the basis that LAPACK picks: the same draws everywhere.
-            root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+            root = symmetric_root(covariance(post, right, at))
             scale = np.sqrt(post.degrees / random.chisquare(post.degrees, size=(n, 1)))
-            normal = random.standard_normal((n, len(values)))
-            out.append(at.mean + log_batch + scale * (normal @ root))
-        return np.asarray(np.exp(np.clip(np.concatenate(out), -300.0, 300.0)))
+            normal = random.standard_normal((n, len(root)))
+            yield Sample(mode=mode, at=at, right=right, mean=at.mean + log_batch, root=root, scale=scale, normal=normal)
 
     def _lengths(self, post: Posterior, shares: dict[int, float], kinds: Array) -> tuple[Array, Array]:
         """Log acceptance length of the mixture for each (steps, topk, tokens) column, and its derivative.
@@ -437,13 +438,3 @@ class FittedModel:
                 lines.append(f"  {term.name:32} {term.value:10.4g} {interval} {term.unit}".rstrip())
         lines += [f"  warning: {w}" for w in self.warnings]
         return "\n".join(lines)
-
-
-def _shares(workload: str | Mapping[str, float]) -> dict[str, float]:
-    """A workload or a mixture as names and shares; raises `UsageError` for anything else."""
-    if isinstance(workload, str):
-        return {workload: 1.0}
-    try:
-        return {str(name): float(share) for name, share in workload.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise UsageError(f"workload must be a name or a mapping of name to share, got {workload!r}") from None

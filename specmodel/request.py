@@ -13,7 +13,7 @@ from specmodel.deployment import Settings, as_settings
 from specmodel.errors import UsageError
 from specmodel.residual import distinct
 
-__all__ = ["Request", "Workload", "checked", "number", "request_of"]
+__all__ = ["Request", "Workload", "checked", "number", "request_of", "shares_of"]
 
 Array = NDArray[np.float64]
 Workload = str | Mapping[str, float] | None
@@ -150,3 +150,13 @@ def number(name: str, value: ArrayLike, least: float, most: float = 1e9, whole: 
     if x.ndim:
         raise UsageError(f"{name} must be one number, got {value!r}")
     return float(x)
+
+
+def shares_of(workload: str | Mapping[str, float]) -> dict[str, float]:
+    """A workload or a mixture as names and shares; raises `UsageError` for anything else."""
+    if isinstance(workload, str):
+        return {workload: 1.0}
+    try:
+        return {str(name): float(share) for name, share in workload.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise UsageError(f"workload must be a name or a mapping of name to share, got {workload!r}") from None
