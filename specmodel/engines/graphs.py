@@ -41,12 +41,16 @@ class Captures:
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     verify_tokens: int | None = None
     lines: list[int] = field(default_factory=lambda: [0, 0])
+    nameless: bool = False
+    """Whether a line tells no rank, which is right on one GPU alone."""
     _known: set[tuple[bytes, bytes]] = field(default_factory=set)
 
     def feed(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         """Take one line in which something is captured."""
         prefix = strip_ansi(prefix)
-        rank = b" ".join(_RANK.findall(prefix[max(prefix.rfind(b"["), 0) :])) or b"TP0"
+        stated = b" ".join(_RANK.findall(prefix[max(prefix.rfind(b"["), 0) :]))
+        rank = stated or b"TP0"
+        self.nameless = self.nameless or not stated
         key = (rank, text)
         if complete and key in self._known:
             self.lines[1] = line  # a log of many starts
@@ -104,17 +108,21 @@ class Captures:
     def report(self, reading: Reading) -> None:
         """Put what was seen into the evidence of a reading."""
         where = f"lines {self.lines[0]}-{self.lines[1]}, capture of CUDA graphs"
+        unranked = self.nameless and reading.system.get("tensor_parallel") != 1
         for part, about in (("target", "target_cuda_graph"), ("draft", "draft_cuda_graph")):
             captured = self.state(part)
             if captured is None:
                 continue
             ranks, begun = len(self.ended.get(part, ())), len(self.begun.get(part, ()))
-            reading.saw(about, captured, where, ranks or None, self._note(part, ranks, begun))
+            note = self._note(part, ranks, begun)
+            note += "; on how many ranks is not told: the lines name none" if unranked else ""
+            reading.saw(about, captured, where, None if unranked else ranks or None, note)
         if self.free_bytes:
             least, most = min(self.free_bytes.values()), max(self.free_bytes.values())
             span = f"{least / GIB:g} to {most / GIB:g} GB as printed (2^30 bytes)"
             note = f"after each rank's last capture: {span}; the least is given"
-            reading.saw("free_memory_bytes", round(least), where, len(self.free_bytes), note)
+            seen_on = None if unranked else len(self.free_bytes)
+            reading.saw("free_memory_bytes", round(least), where, seen_on, note)
         elif self.left_bytes is not None:
             reading.saw(
                 "free_memory_bytes", round(self.left_bytes), where, 1, "available_gpu_mem at the end of start-up"

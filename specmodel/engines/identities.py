@@ -65,13 +65,16 @@ def counts_at_positions(
 
 
 def steps_of(drafted: float, drafts: float, listed: int) -> int | None:
-    """Return the steps of a chain: drafted tokens over drafts where whole, or as many as positions are listed."""
+    """Return the steps of a chain: drafted tokens over drafts where whole, or as many as positions are listed.
+
+    Drafts may be cut short, so that more positions are listed than the mean has; fewer are a list that was cut.
+    """
     if drafts <= 0 or drafted / drafts > MAX_STEPS:
         return None
     mean = drafted / drafts
-    if abs(mean - round(mean)) < 1e-9 and listed in (0, round(mean)):
+    if abs(mean - round(mean)) < 1e-9 and listed <= round(mean):
         return round(mean) or None
-    return listed or None
+    return listed if listed > mean else None
 
 
 def stray_steps(counts: dict[int, int]) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from specmodel import documents
@@ -25,6 +26,7 @@ from specmodel.engines.reading import Given, Reading
 from specmodel.engines.recognise import FAMILIES, format_of
 from specmodel.engines.sglang_log import SglangLog
 from specmodel.engines.stream import Handler, Source, failure, json_items, open_source, read_records, whole_text
+from specmodel.engines.unwrap import records_of, without_preamble, without_utf16
 from specmodel.engines.vllm_log import VllmLog
 from specmodel.io import from_dict
 
@@ -122,7 +124,7 @@ def read_opened(sources: Iterable[Source], given: Given, family: str | None = No
     scrapes: list[tuple[str, str, prometheus.Scrape]] = []
     for source in sources:
         with closing(source):
-            kind = format_of(source.head, source.name, family)
+            kind, source = _recognised(source, family)
             if kind in _SCRAPES:
                 found_scrapes = prometheus.parse(whole_text(source))
                 if not found_scrapes:
@@ -134,6 +136,23 @@ def read_opened(sources: Iterable[Source], given: Given, family: str | None = No
             reading.caveats += [f"{source.name}: {warning}" for warning in source.warnings]
         readings += found
     return readings + _read_scrapes(scrapes, given)
+
+
+def _recognised(source: Source, family: str | None) -> tuple[str, Source]:
+    """Return a source's format, and the source without what carried it."""
+    source = without_utf16(source)
+    for _ in range(3):  # a structured logger's records may themselves stand in a container's
+        kind = format_of(source.head, source.name, family)
+        if kind != "log":
+            return kind, source
+        document = without_preamble(source.head)
+        if document is not source.head and format_of(document, source.name, None) != "log":
+            source = replace(source, head=document)
+        elif (carried := records_of(source)) is not None:
+            source = carried
+        else:
+            break
+    return format_of(source.head, source.name, family), source
 
 
 def _read(source: Source, kind: str, given: Given, family: str | None) -> list[Reading]:

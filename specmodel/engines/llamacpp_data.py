@@ -13,6 +13,9 @@ from specmodel.engines.redact import model_name
 
 __all__ = ["metrics", "timings"]
 
+MOST = 256
+"""Drafts a token beyond which counts cannot be."""
+
 _FIRST_TOKENS = 0.01
 """Relative error of a time per token where the first token of each request, made by the prompt pass, is counted too."""
 
@@ -26,8 +29,11 @@ def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
             times = reply.get("timings", reply) if isinstance(reply, dict) else None
             tokens, ms = whole(times, "predicted_n"), number(times, "predicted_ms")
             drafted, accepted = whole(times, "draft_n", low=0), whole(times, "draft_n_accepted", low=0)
-            if tokens is None or ms is None or tokens < 2 or (accepted or 0) > (drafted or 0):
+            if tokens is None or ms is None or tokens < 2:
                 reading.dropped["replies without timings, or of one token"] += 1
+                continue
+            if (drafted and accepted is None) or (accepted or 0) > (drafted or 0) or (drafted or 0) > MOST * tokens:
+                reading.dropped["replies whose counts of drafts are incomplete or contradict each other"] += 1
                 continue
             if (rate := number(times, "predicted_per_second")) and not agree(tokens, ms, rate):
                 reading.dropped["replies whose rate is not that of their tokens and time"] += 1

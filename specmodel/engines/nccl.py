@@ -64,7 +64,7 @@ def tests_table(reading: Reading, source: Source, debug: NcclDebug) -> None:
 def _lines(source: Source) -> Iterable[bytes]:
     carry = b""
     for block in source.blocks():
-        *lines, carry = (carry + block).split(b"\n")
+        *lines, carry = (carry + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         yield from lines
         carry = carry[-(2**16) :]
     if carry:

@@ -123,7 +123,9 @@ def _value(row: dict[str, str], start: str, unit: str | None) -> float | None:
 def torch_trace(reading: Reading, source: Source, given: Given) -> None:
     """Read a PyTorch profiler trace event by event: the GPU's spans of verify and draft."""
     head = source.head.decode("utf-8", "replace")
-    if found := re.search(r'"deviceProperties"\s*:\s*\[\s*\{[^}]*?"name"\s*:\s*"([^"]{1,80})"', head):
+    if found := re.search(
+        r'"deviceProperties"\s*:\s*\[(?:(?!\]\s*,?\s*")(?s:.)){0,2000}?"name"\s*:\s*"([^"]{1,80})"', head
+    ):
         reading.system["gpu"] = found[1]
     if found := re.search(r'"world_size"\s*:\s*(\d{1,5})', head):
         reading.system["num_gpus"] = max(int(found[1]), 1)

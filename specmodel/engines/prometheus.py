@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Scrape", "difference", "parse"]
 
-_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([-+]?[\w.+-]+)(?:\s+-?\d+)?\s*(?:#.*)?$")
+_LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([-+]?[\w.+-]+)(?:\s+-?\d+(?:\.\d+)?)?\s*(?:#.*)?$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 Series = tuple[str, frozenset[tuple[str, str]]]

@@ -30,7 +30,7 @@ _JSON: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("sglang-dspark-records", (("num_verify_tokens", "step_time"),)),
     ("sglang-schedule", (("candidate_steps",),)),
     ("sglang-bench-speculative", (("acc_length", "step_time"),)),
-    ("sglang-bench-one-batch", (("acc_length", "last_gen_throughput"), ("acc_length", "overall_throughput"))),
+    ("sglang-bench-one-batch", (("batch_size", "last_gen_throughput"), ("batch_size", "overall_throughput"))),
     (
         "vllm-bench",
         (("spec_decode_num_drafts",), ("endpoint_type", "median_tpot_ms"), ("burstiness", "median_tpot_ms")),

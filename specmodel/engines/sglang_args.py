@@ -6,7 +6,7 @@ Read by name: the order of fields changes between releases and nested values com
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,8 @@ class ServerArgs:
     model: tuple[tuple[str, Any], ...]
     shape: Shape | None
     """None when the arguments name no speculative algorithm, or not its step counts."""
-    speculating: bool
+    speculating: bool | None
+    """None where the algorithm is not among what is there, as in a line that was cut."""
     adaptive: bool
     flags: tuple[str, ...]
     log_interval: int
@@ -90,15 +91,12 @@ def from_text(text: str) -> ServerArgs:
     for name, value in _FIELD.findall(text):
         fields.setdefault(name, value)
 
-    def get(name: str) -> Any:
-        return _plain(fields[name]) if name in fields else None
-
-    return _read(get)
+    return _read({name: _plain(value) for name, value in fields.items()})
 
 
 def from_mapping(args: dict[str, Any]) -> ServerArgs:
     """Read the arguments from the mapping that `/server_info` returns."""
-    return _read(args.get)
+    return _read(args)
 
 
 def _plain(text: str) -> Any:
@@ -114,21 +112,25 @@ def _plain(text: str) -> Any:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _read(get: Callable[[str], Any]) -> ServerArgs:
+def _read(args: Mapping[str, Any]) -> ServerArgs:
+    get = args.get
+
     def count(*names: str) -> int | None:
         for name in names:
-            value = get(name)
+            value = _number(get(name))
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**6:
                 return value
         return None
 
     algorithm = get("speculative_algorithm")
-    algorithm = algorithm.upper() if isinstance(algorithm, str) and algorithm.lower() != "none" else None
-    tensor, data = count("tp_size", "tensor_parallel_size") or 1, count("dp_size", "data_parallel_size") or 1
+    algorithm = algorithm.upper() if isinstance(algorithm, str) and algorithm.lower() not in ("none", "") else None
+    speculating = algorithm is not None or (False if "speculative_algorithm" in args else None)
+    stated_tensor = count("tp_size", "tensor_parallel_size")
+    tensor, data = stated_tensor or 1, count("dp_size", "data_parallel_size") or 1
     pipeline, nodes, expert = count("pp_size") or 1, count("nnodes"), count("ep_size")
     attention_dp = get("enable_dp_attention") is True
     system: dict[str, Any] = {"engine": "sglang"}
-    if get("tp_size") is not None or get("tensor_parallel_size") is not None:
+    if stated_tensor is not None:
         # Under DP attention the data-parallel ranks share the tensor-parallel GPUs.
         system |= {"num_gpus": tensor * pipeline * (1 if attention_dp else data), "tensor_parallel": tensor}
         system["data_parallel"] = data
@@ -146,7 +148,7 @@ def _read(get: Callable[[str], Any]) -> ServerArgs:
             model[key] = short
     if algorithm is not None:
         model["method"] = METHODS.get(algorithm)
-    elif get("model_path") is not None:
+    elif speculating is False:
         model["method"] = "none"
     sizes = get("cuda_graph_bs_decode") or get("cuda_graph_bs")
     return ServerArgs(
@@ -154,11 +156,9 @@ def _read(get: Callable[[str], Any]) -> ServerArgs:
         model=tuple((key, value) for key, value in model.items() if value),
         shape=shape_of(
             algorithm,
-            get("speculative_num_steps"),
-            get("speculative_eagle_topk"),
-            get("speculative_num_draft_tokens"),
+            *(_number(get(f"speculative_{name}")) for name in ("num_steps", "eagle_topk", "num_draft_tokens")),
         ),
-        speculating=algorithm is not None,
+        speculating=speculating,
         adaptive=get("speculative_adaptive") is True,
         flags=tuple(flag for name, flag in COMM_FLAGS.items() if get(name) is True),
         log_interval=count("decode_log_interval") or DEFAULT_LOG_INTERVAL,
@@ -169,6 +169,11 @@ def _read(get: Callable[[str], Any]) -> ServerArgs:
         tensor_parallel=tensor,
         data_parallel=data,
     )
+
+
+def _number(value: Any) -> Any:
+    """Return a whole number that is stated as text as a number; anything else as it is."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 7 else value
 
 
 def shape_of(algorithm: str | None, steps: Any, topk: Any, draft_tokens: Any) -> Shape | None:

@@ -41,12 +41,20 @@ def server_info(reading: Reading, documents: Iterable[Any], given: Given) -> Non
         if allreduce := args.allreduce():
             reading.saw("allreduce_implementation", allreduce, "server arguments", args.tensor_parallel)
         _memory(reading, state)
-        if not args.speculating:
+        length = number(state, "avg_spec_accept_length")
+        if args.speculating is not True and length is not None and length > 1:
+            reading.questions.append(
+                "avg_spec_accept_length is stated, but no speculative_algorithm: was it speculating? Say --num-steps; "
+                "its times are left out"
+            )
+            shape = given.shape
+            if shape is None:
+                continue
+        elif args.speculating is False:
             shape = Shape(num_steps=0)
         if shape is None:
             reading.questions.append("no step counts of the speculation: say --num-steps; its times are left out")
             continue
-        length = number(state, "avg_spec_accept_length")
         if length is not None and shape.num_steps:
             add_length(reading, shape, length, f"{reading.source}: avg_spec_accept_length, cumulative, rounds unknown")
         steps = mapping(state, "step_time_dict")
@@ -227,6 +235,12 @@ def bench_one_batch(reading: Reading, documents: Iterable[Any], given: Given) ->
             reading.prefill.append(
                 {"tokens": batch * inputs, "batch": batch, "time_ms": rounded(1e3 * ttft), "note": note}
             )
+        if length is None and given.shape is None:
+            reading.questions.append(f"{where}: no acc_length (-1 is plain decoding): say --num-steps; it is left out")
+            continue
+        if length is None and given.shape is not None and given.shape.num_steps:
+            reading.questions.append(f"{where}: no acc_length though it speculates; its speed is left out")
+            continue
         if length is None or length <= 0:
             reading.used["rows"] += 1
             reading.cycles.append({"num_steps": 0} | row)
@@ -276,7 +290,8 @@ def bench_serving(reading: Reading, documents: Iterable[Any], given: Given) -> N
         if args is not None:
             args.into(reading)
             shape = args.shape or shape
-            shape = shape if args.speculating else Shape(num_steps=0)
+            if args.speculating is False and length is None:
+                shape = Shape(num_steps=0)
         elif length is None and shape is None:
             reading.questions.append(
                 f"{where}: no acceptance length and no server_info: was it plain decoding? Say --num-steps"

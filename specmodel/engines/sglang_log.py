@@ -166,7 +166,7 @@ class SglangLog:
                 self.reading.date = date[1].decode()
         try:
             batch = int(running or b"")
-            mean = 1.0 if length is None else self._check(length, rate)
+            mean = self._check(length, rate) if length is not None else None if self._speculates() else 1.0
         except ValueError:
             batch, mean = 0, None
         if not 1 <= batch < 10**6:
@@ -178,6 +178,10 @@ class SglangLog:
             self._fold()
         kind = self._here[key] = _Kind(batch, mean, group, 1e3 * batch * (mean or 0.0))
         return kind
+
+    def _speculates(self) -> bool:
+        """Whether every decode line states an accept len, as those of a server that speculates do."""
+        return self.args is not None and self.args.speculating is True
 
     def _fold(self) -> None:
         """Pool the lengths of the kinds seen so far, and forget them."""
@@ -228,7 +232,7 @@ class SglangLog:
                 "split the log there and ingest the parts one by one. Its numbers are left out"
             )
         self.args = args
-        self._switch(self.given.shape if args.shape is None and args.speculating else args.shape)
+        self._switch(self.given.shape if args.shape is None and args.speculating is not False else args.shape)
         self._ranks.clear()
         self.reading.used["server arguments"] += 1
 
@@ -243,11 +247,11 @@ class SglangLog:
             rank[1] = AFTER_SWITCH
 
     def _nccl(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        if found := re.match(rb"sglang is using nccl==(\d+(?:\.\d+)+)", text):
+        if found := re.match(rb"sglang is using nccl==(\d+(?:\.\d+)+)", strip_ansi(text)):
             self.reading.saw("nccl_setting", f"NCCL {found[1].decode()}", f"line {line}")
 
     def _memory(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        if found := re.match(rb"available_gpu_mem=(\d+(?:\.\d+)?) GB", text):
+        if found := re.match(rb"available_gpu_mem=(\d+(?:\.\d+)?) GB", strip_ansi(text)):
             self.captures.left_bytes = float(found[1]) * GIB
             self.captures.lines = [self.captures.lines[0] or line, line]
 
@@ -271,6 +275,12 @@ class SglangLog:
         if sizes := captures.sizes.get("target"):
             reading.model.update(cuda_graph_sizes=list(sizes), cuda_graph_unit="sequences")
         self._evidence()
+        if self.args is None and self._lengths:
+            # One server's lines all have an accept len or none has.
+            for key in [key for key in self._groups if key[0] is not None and not key[0].num_steps]:
+                reading.dropped["decode line without accept len among others with it"] += self._groups.pop(
+                    key
+                ).times_ms.seen
         if None in self._lengths:
             self._ask_shape()
         elif self._eras["none"] > 0.5 * sum(self._eras.values()):

@@ -246,11 +246,13 @@ def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:
     Raises
     ------
     CalibrationError
-        A value that is no JSON, other than one that the end of the text cuts off (a warning then).
+        A value that is no JSON, other than one that the end of the text cuts off, or lines after or between values that
+        begin none (a warning then).
     """
     decoder = json.JSONDecoder()
     blocks = source.blocks()
     buffer = next(blocks, b"").removeprefix(b"\xef\xbb\xbf")
+    listed, values, strange = key is not None, 0, 0
     if key is not None:
         while (found := re.search(b'"' + re.escape(key) + rb'"\s*:\s*\[', buffer)) is None:
             if not (block := next(blocks, b"")):
@@ -258,7 +260,7 @@ def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:
             buffer = buffer[-256:] + block
         buffer = buffer[found.end() :]
     elif buffer.lstrip()[:1] == b"[":
-        buffer = buffer.lstrip()[1:]
+        buffer, listed = buffer.lstrip()[1:], True
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     text, at, more = decode(buffer), 0, True
     while True:
@@ -266,6 +268,17 @@ def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:
             at += 1
         if at < len(text) and text[at] == "]":
             return
+        if not listed and values and at < len(text) and text[at] not in "{[":
+            end = text.find("\n", at)
+            if end < 0 and more:
+                block = next(blocks, b"")
+                more, text, at = bool(block), text[at:] + decode(block, not block), 0
+                continue
+            strange += 1
+            if strange == 1:
+                source.warnings.append("lines that are no JSON stand after or between the values; they are left out")
+            at = len(text) if end < 0 else end
+            continue
         try:
             value, end = decoder.raw_decode(text, at)
             if end == len(text) and more:
@@ -293,4 +306,4 @@ def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:
                 return
             raise failure(source.name, "JSON", f"{error.msg} at character {error.pos}", "check the file") from None
         yield value
-        at = end
+        at, values = end, values + 1

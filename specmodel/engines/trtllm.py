@@ -170,6 +170,7 @@ def iterations(reading: Reading, documents: Iterable[Any], given: Given) -> None
             steps.now(None)
             continue
         batching, speculation = record.get("inflightBatchingStats"), record.get("specDecodingStats")
+        told = isinstance(speculation, dict) and bool(speculation)
         steps.previous(reading, whole(record, "iter", low=0), number(record, "prevDeviceStepTimeMS", high=1e7), place)
         requests = whole(batching, "numGenRequests", low=0)
         contexts = whole(batching, "numContextRequests", low=0)
@@ -188,7 +189,11 @@ def iterations(reading: Reading, documents: Iterable[Any], given: Given) -> None
             reading.dropped["not timed: requests without drafts, or drafts of different lengths"] += 1
             steps.now(None)
             continue
-        at = (drafted // drafting if drafting else 0, requests)
+        if not told and given.shape is None:
+            reading.dropped["not timed: nothing is told of speculation (specDecodingStats is absent or empty)"] += 1
+            steps.now(None)
+            continue
+        at = (drafted // drafting if drafting else given.shape.num_steps if given.shape and not told else 0, requests)
         tokens = number(record, "scheduledSumDecodeKvTokens")
         steps.now(at, tokens / requests if tokens else None)
         alone = record.get("schedulerMode") == "non_overlap" and "prevDeviceStepTimeMS" not in record
@@ -197,6 +202,8 @@ def iterations(reading: Reading, documents: Iterable[Any], given: Given) -> None
             steps.now(None)
         if drafting and (draft := number(speculation, "iterLatencyMS", high=1e7)):
             drafts_ms.setdefault(at, Samples()).add(draft, place)
+    if any(reason.startswith("not timed: nothing is told") for reason in reading.dropped) and not steps.times:
+        reading.questions.append("no record tells whether it speculated: say --num-steps (0 for plain decoding)")
     steps.rows(reading, "prevDeviceStepTimeMS of the next")
     for (k, batch), samples in sorted(drafts_ms.items()):
         row = {"num_steps": k, "batch": batch} | summarise(samples.values, band=BAND).row("time_ms")
@@ -235,10 +242,25 @@ def bench_report(reading: Reading, documents: Iterable[Any], given: Given) -> No
         path = engine.get("model_path") or engine.get("model")
         if isinstance(path, str) and (short := model_name(path)):
             reading.model["target"] = short
-        shape, length = _bench_acceptance(reading, document.get("decoding_stats"), given)
+        stats = document.get("decoding_stats")
+        if stats is None and given.shape is None:
+            # From 1.0 on a report of a speculating run has them; before, none has.
+            if not re.match(r"[1-9]", str(system.get("engine_version", "0"))):
+                question = "the report has no decoding_stats: say --num-steps (0 for plain decoding); it is left out"
+                reading.questions.append(question)
+                continue
+            reading.caveats.append(f"{reading.source}: no decoding_stats, so this is taken for plain decoding")
+        shape, length = _bench_acceptance(reading, stats, given)
         requests, streaming = mapping(document, "request_info"), mapping(document, "streaming_metrics")
         tpot = number(streaming, "avg_ptpot_ms", "avg_tpot_ms")
         batch = given.batch or number(requests, "avg_num_concurrent_requests")
+        throughput = number(mapping(document, "performance"), "system_output_throughput_tok_s")
+        if tpot and throughput and batch and not 0.3 <= throughput * tpot / 1e3 / batch <= 1.5:
+            reading.questions.append(
+                f"{throughput:g} tok/s, {tpot:g} ms a token and {batch:g} concurrent requests do not belong together; "
+                "the report's speed is left out"
+            )
+            continue
         if shape is None or tpot is None or batch is None or (shape.num_steps and length is None):
             reading.dropped["report without time per token, concurrency or draft shape"] += 1
             continue
@@ -275,7 +297,15 @@ def _bench_acceptance(reading: Reading, stats: Any, given: Given) -> tuple[Shape
     if shape is None or not drafted or accepted is None or accepted > drafted:
         reading.questions.append("the report's draft shape does not follow from its percentiles: say --num-steps")
         return None, None
-    return shape, 1 + shape.num_steps * accepted / drafted
+    mean = number(tables[0], "average")
+    length = 1 + shape.num_steps * accepted / drafted
+    if mean is not None and abs(mean / length - 1) > 0.3:
+        reading.questions.append(
+            f"accepted over drafted tokens say {length:.3g} tokens a cycle, the mean over requests {mean:.3g}; "
+            "the acceptance of the report is left out"
+        )
+        return None, None
+    return shape, length
 
 
 def configuration(reading: Reading, document: Any, given: Given) -> None:

@@ -205,8 +205,13 @@ class VllmOffline:
             return reading
         note = f"{reading.source}: num_drafts, num_accepted_tokens and acceptance at each token"
         digits = min((d for _, d in self._rates.values()), default=2)
+        half_digit = 0.5 * 10.0**-digits
         whole_list = len(rates) == steps
-        counts = counts_at_positions(rates, drafts, round(accepted), 0.5 * 10.0**-digits) if whole_list else None
+        counts = counts_at_positions(rates, drafts, round(accepted), half_digit) if whole_list else None
+        if counts is None and not drafted and rates:
+            # How many positions there are is told by the list alone, which was cut or is of something else.
+            reading.questions.append("the rates do not sum to the accepted tokens: is the list cut? It is left out")
+            return reading
         reading.used["print-outs"] += 1
         if counts is not None:
             entry = {"drafts": drafts, "accepted_per_position": counts, "note": note}

@@ -49,7 +49,8 @@ _V0 = {
     )
 }
 _ENGINE = re.compile(rb"(?:Engine \d+|\d+ Engines Aggregated)(?=: $)")
-_RANK = re.compile(rb"(?:(?<![A-Za-z])TP|\brank=|\bpid=)(\d+)")
+_RANKS = (re.compile(rb"(?<![A-Za-z])TP(\d+)"), re.compile(rb"\brank ?[=:]? ?(\d+)"), re.compile(rb"\bpid=(\d+)"))
+"""How a worker's line tells which one it is, the most telling first."""
 _DATE = re.compile(rb"\b(\d{4}-\d\d-\d\d)[ T]")
 
 
@@ -164,8 +165,9 @@ class VllmLog:
         vllm_args.read_into(self.args, strip_ansi(text).decode("utf-8", "replace"))
 
     def _graphs(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        rank = _RANK.findall(strip_ansi(prefix))
-        self._captured.add(rank[0] if rank else b"0")
+        plain = strip_ansi(prefix)
+        ranks = next((found for pattern in _RANKS if (found := pattern.findall(plain))), [b"0"])
+        self._captured.add(ranks[-1])
         self._capture_line = self._capture_line or line
         self._seen = True
 
@@ -207,7 +209,7 @@ class VllmLog:
         found = {name: pattern.search(text) for name, pattern in _V0.items()}
         values = [float(match[1]) if match is not None else 0.0 for match in found.values()]
         efficiency, steps, drafted, emitted = values
-        if not (steps >= 1 and drafted > 0 and emitted > 0 and complete):
+        if not (steps >= 1 and drafted > 0 and emitted > 0 and (complete or text.rstrip().endswith(b"."))):
             self.reading.dropped["V0 metrics line cut off"] += 1
             return
         drafts = drafted / steps
