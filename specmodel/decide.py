@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specmodel.adaptivity import adaptivity
+from specmodel.choice import REGRET_TOLERANCE, choose, judge
 from specmodel.errors import UsageError
 from specmodel.measured import default_context
 from specmodel.model import FittedModel
@@ -17,15 +19,13 @@ from specmodel.notices import cutoff_notices, step_notices
 from specmodel.optimum import Candidate, Ceiling, NextMeasurement, Objective, Optimum, Plain
 from specmodel.prediction import Prediction
 from specmodel.request import Request, number
+from specmodel.shapes import Trees, shapes_of
 
-__all__ = ["Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "optimize"]
+__all__ = ["REGRET_TOLERANCE", "Candidate", "Ceiling", "NextMeasurement", "Optimum", "Plain", "optimize"]
 
 Array = NDArray[np.float64]
 DRAWS = 2000
-MOST_STEPS = 64
-"""Longest chain that is a candidate without having been measured."""
 TIE_PROBABILITY = 0.25
-REGRET_TOLERANCE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def optimize(
     context_tokens: int | None = None,
     cuda_graph: bool = True,
     verify_cuda_graph: bool = True,
-    trees: Iterable[tuple[int, int, int]] = (),
+    trees: Trees = (),
     objective: Objective = "tok_s",
     max_tpot_ms: float | None = None,
 ) -> Optimum:
@@ -78,8 +78,8 @@ def optimize(
         By default the larger of 10 and the longest measured.
     workload, context_tokens, cuda_graph, verify_cuda_graph
         As in `FittedModel.predict`; the context is by default the one with most rows at that batch.
-    trees : iterable of (num_steps, topk, num_draft_tokens)
-        Trees to compare with the chains, besides those that were measured.
+    trees : iterable of (num_steps, topk, num_draft_tokens), or "auto"
+        Trees to compare with the chains, besides those that were measured; "auto" takes the best few by the model.
     objective : {"tok_s", "tpot_ms", "goodput"}
         Throughput at a batch; the time per token of one sequence at a batch; or throughput over a distribution of
         batches counting only those where `max_tpot_ms` is kept.
@@ -103,12 +103,12 @@ def optimize(
         max_tpot_ms = number("max_tpot_ms", max_tpot_ms, 1e-9)
     shares = _batches(model, batch)
     names = _comms(model, comm)
-    shapes = _shapes(model, max_steps, trees)
     options: dict[str, Any] = {
         "workload": workload,
         "cuda_graph": cuda_graph,
         "verify_cuda_graph": verify_cuda_graph,
     }
+    shapes = shapes_of(model, max_steps, trees, tuple(shares), names, options)
     fields = {
         b: _candidates(
             model,
@@ -134,8 +134,8 @@ def optimize(
     graphs = (bool(cuda_graph), bool(verify_cuda_graph))
     known = model.measured
     measured = np.array([known.has_speed(x, main, c, context, workloads, *graphs) for c in names for x in shapes])
-    probability, regret = _judge(score, allowed)
-    best = _choose(here, regret, allowed, measured)
+    probability, regret = judge(score, allowed)
+    best = choose(here.shapes, regret, allowed, measured)
     table = _table(here, main, probability, regret, measured)
     better = (score > score[:, [best]]).mean(axis=0)
     ties = tuple(table[i] for i in np.flatnonzero(allowed & (better > TIE_PROBABILITY)) if i != best)
@@ -171,6 +171,7 @@ def optimize(
         unmeasured=unmeasured,
         warnings=tuple(warnings),
         objective=objective,
+        adaptivity=adaptivity(model, table, best, workload, context) if len(shares) == 1 else None,
     )
 
 
@@ -193,27 +194,6 @@ def _comms(model: FittedModel, comm: str | Sequence[str] | None) -> tuple[str, .
     return tuple(dict.fromkeys(names))
 
 
-def _shapes(
-    model: FittedModel, max_steps: int | None, trees: Iterable[tuple[int, int, int]]
-) -> list[tuple[int, int, int]]:
-    """Every chain up to the longest and the given trees, as (num_steps, topk, verified tokens)."""
-    measured = model.measured.largest_steps
-    if max_steps is None:
-        # Long chains are candidates where they were measured; nobody runs one of 64 steps that nobody measured.
-        chains = set(range(min(max(10, measured), MOST_STEPS) + 1))
-    else:
-        longest = int(number("max_steps", max_steps, 0.0, 4.0 * MOST_STEPS, whole=True))
-        chains = set(range(longest + 1))
-    if max_steps is None:
-        chains |= {s[0] for s in model.measured.speeds if s[1] == 1}
-    # A tree that was measured is a candidate, asked for or not: it may be the fastest thing in the file.
-    known = sorted({s[:3] for s in model.measured.speeds if s[1] > 1 and s[0] <= max(chains)})
-    try:
-        return [(k, 1, k + 1) for k in sorted(chains)] + list(dict.fromkeys([*known, *(_tree(t) for t in trees)]))
-    except TypeError:
-        raise UsageError(f"trees must be a list of (num_steps, topk, num_draft_tokens), got {trees!r}") from None
-
-
 def _batches(model: FittedModel, batch: float | Mapping[float, float] | None) -> dict[float, float]:
     if batch is None:
         measured = model.measured.batches
@@ -225,19 +205,6 @@ def _batches(model: FittedModel, batch: float | Mapping[float, float] | None) ->
     out = {number("batch", size, 1.0): number(f"share of batch {size}", share, 1e-12) for size, share in batch.items()}
     total = sum(out.values())
     return {b: s / total for b, s in out.items()}
-
-
-def _tree(tree: tuple[int, int, int]) -> tuple[int, int, int]:
-    wrong = UsageError(
-        "a tree is (num_steps, topk, num_draft_tokens), whole numbers with num_steps >= 1 and num_draft_tokens >= 2 "
-        f"(num_steps + 1 where topk is 1), got {tree!r}"
-    )
-    if len(tree) != 3 or not all(isinstance(x, int | np.integer) for x in tree):
-        raise wrong
-    steps, topk, tokens = (int(x) for x in tree)
-    if steps < 1 or topk < 1 or tokens < 2 or (topk == 1 and tokens != steps + 1):
-        raise wrong
-    return steps, topk, tokens
 
 
 def _candidates(
@@ -284,24 +251,6 @@ def _scores(
     if objective == "goodput":
         allowed = total.mean(axis=0) > 0.0
     return total, allowed
-
-
-def _judge(score: Array, allowed: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """P(best) and expected regret of each candidate: the mean log-ratio of the best to it, as a fraction of its own."""
-    open_score = np.where(allowed, score, -np.inf)
-    top = open_score.max(axis=1, keepdims=True)
-    winners = open_score >= top
-    probability = (winners / winners.sum(axis=1, keepdims=True)).mean(axis=0)
-    if np.any(score <= 0.0):
-        return probability, (top - score).mean(axis=0) / np.maximum(score.mean(axis=0), 1e-300)
-    # In logarithms a candidate gains nothing from being little known: a long upper tail is no reason to choose it.
-    return probability, np.expm1(np.log(top / score).mean(axis=0))
-
-
-def _choose(here: _Field, regret: Array, allowed: NDArray[np.bool_], measured: NDArray[np.bool_]) -> int:
-    least = regret[allowed].min()
-    close = [i for i in np.flatnonzero(allowed) if regret[i] <= least + REGRET_TOLERANCE]
-    return int(min(close, key=lambda i: (not measured[i], here.shapes[i][0], here.shapes[i][2], regret[i])))
 
 
 def _table(

@@ -50,6 +50,11 @@ class Measured:
     comms: frozenset[str]
     """Communication settings of which there is a row of any kind."""
 
+    @property
+    def any_tree(self) -> bool:
+        """Whether the speed of any draft tree was measured."""
+        return any(topk > 1 for _, topk, *_ in self.speeds)
+
     def plain_rate(self, batch: float, context_tokens: float | None, workloads: tuple[str, ...]) -> PlainRate | None:
         """Best measured plain rate at a batch and context: of these workloads if measured, else of any."""
         here = [p for p in self.plain if abs(p[0] - batch) < 1e-9]
@@ -166,7 +171,12 @@ def default_context(cal: Calibration, batch: float) -> int | None:
 
 
 def extrapolation(
-    measured: Measured, dep: Deployment, num_steps: Array, verify_tokens: Array, batch: Array
+    measured: Measured,
+    dep: Deployment,
+    num_steps: Array,
+    verify_tokens: Array,
+    batch: Array,
+    topk: Array | None = None,
 ) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
     """Which points lie so far out that no recommendation may rest on them, and warnings in words.
 
@@ -196,6 +206,8 @@ def extrapolation(
     else:
         far = far | True
         warnings.append("no pass and no cycle was measured: every time is a guess from priors")
+    if topk is not None and np.any(np.asarray(topk) > 1) and not measured.any_tree:
+        warnings.append("no draft tree was measured: what second choices bring, and what a tree costs, are guesses")
     sequences = np.maximum(batch / dep.data_parallel, 1.0)
     limit = dep.graph_limit_tokens(verify_tokens)
     over = sequences * verify_tokens > limit + 1e-9

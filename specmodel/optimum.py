@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Candidate", "Ceiling", "NextMeasurement", "Objective", "Optimum", "Plain"]
+__all__ = ["Adaptivity", "Candidate", "Ceiling", "NextMeasurement", "Objective", "Optimum", "Plain"]
 
 Objective = Literal["tok_s", "tpot_ms", "goodput"]
 
@@ -54,6 +54,18 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adaptivity:
+    """What a draft length that adapts could bring over the chosen chain, as fractions of its tok_s."""
+
+    stopping_gain: float
+    """At most, where drafting is stopped by the drafter's confidence: a bound, no promise."""
+    workload_gain: float | None
+    """Where every workload has the K that is best for it alone; None where there is only one."""
+    workload_steps: dict[str, int]
+    """That K of each workload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NextMeasurement:
     """The measurement whose result is expected to bring most for what it takes."""
 
@@ -83,6 +95,8 @@ class Optimum:
     """What the answer rests on without a measurement, in words."""
     warnings: tuple[str, ...]
     objective: Objective = "tok_s"
+    adaptivity: Adaptivity | None = None
+    """What a length that adapts could bring; None where that is not known."""
 
     @property
     def probability_best(self) -> float:

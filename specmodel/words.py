@@ -166,6 +166,8 @@ def refusal(model: FittedModel, optimum: Optimum, *, extrapolate: bool) -> str |
     if best.extrapolated and not extrapolate:
         far = _how_far(model, best)
         reasons.append(f"{name_of(best)} at batch {best.batch:g} is too far from what was measured ({far})")
+    if best.topk > 1 and not model.measured.any_tree and not extrapolate:
+        reasons.append(f"{name_of(best)} rests on guesses, as no draft tree was measured")
     text = doubtful_alone(model, best)
     if text is not None:
         reasons.append(f"{name_of(best)} rests only on a row that cannot be: {text}")
@@ -262,6 +264,20 @@ def _step_name(step: ScheduleStep) -> str:
     return f"{kind}, {step.num_draft_tokens} draft tokens" + (f", topk {step.topk}" if step.topk > 1 else "")
 
 
+def adaptive_lines(optimum: Optimum) -> list[str]:
+    """Say what a draft length that adapts could bring; nothing where that is not known."""
+    a = optimum.adaptivity
+    if a is None:
+        return []
+    lines = [f"drafting stopped by confidence could bring at most {100 * a.stopping_gain:.0f} %, with a perfect one"]
+    if a.workload_gain is not None:
+        steps = ", ".join(f"{name} {k}" for name, k in list(a.workload_steps.items())[:6])
+        more = len(a.workload_steps) - 6
+        steps += f" and {more} more" if more > 0 else ""
+        lines.append(f"a step count for each workload ({steps}) would bring {100 * a.workload_gain:.1f} %")
+    return lines
+
+
 def most_wanted(optima: Sequence[Optimum]) -> NextMeasurement | None:
     """Return the measurement that brings most for what it takes, relative to the throughput of its batch."""
     wanted = [
@@ -301,13 +317,15 @@ def _speed_at(optimum: Optimum, steps: Sequence[ScheduleStep]) -> str:
 def _answer_of_one(optimum: Optimum, refused: str | None, several: bool) -> str:
     best = optimum.best
     if refused is not None:
-        inside = [c for c in optimum.table if not c.extrapolated]
+        guessed_tree = best.topk > 1 and not best.measured
+        inside = [c for c in optimum.table if not c.extrapolated and (c.topk == 1 or not guessed_tree)]
         hint = ""
-        if best.extrapolated and inside:
+        if (best.extrapolated or guessed_tree) and inside:
             c = max(inside, key=lambda c: c.tok_s)
-            hint = f"; nearer by, {name_of(c)} is best, {rate(c.tok_s)} tok/s ({interval(c.tok_s_interval)})"
-        if best.extrapolated:
-            hint += "; measure closer to it, or trust it with --extrapolate"
+            where = "nearer by" if best.extrapolated else "of the chains"
+            hint = f"; {where}, {name_of(c)} is best, {rate(c.tok_s)} tok/s ({interval(c.tok_s_interval)})"
+        if best.extrapolated or guessed_tree:
+            hint += f"; measure {'closer to it' if best.extrapolated else 'it'}, or trust it with --extrapolate"
         return f"No recommendation: {refused}{hint}"
     text = f"Recommendation: {recommendation(best, several_settings=several)}"
     if best.num_steps == 0:

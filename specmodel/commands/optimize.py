@@ -16,6 +16,7 @@ EXAMPLES = """\
   specmodel optimize calib.yaml --batch 1,2,4,8           one answer a batch, and a schedule
   specmodel optimize calib.yaml --comm ring-ll --workload chat=0.7,code=0.3
   specmodel optimize calib.yaml --trees 5x4x8,3x2x6       draft trees beside the chains
+  specmodel optimize calib.yaml --trees auto              the best few trees by the model, too
   specmodel optimize calib.yaml --objective goodput --max-tpot-ms 25 --batch 1=0.2,8=0.5,32=0.3
   specmodel optimize calib.yaml --plot tok_s.svg
   specmodel optimize calib.yaml --json | jq .optima[0].best
@@ -71,7 +72,9 @@ def answers(model: FittedModel, args: argparse.Namespace) -> list[Optimum]:
     from specmodel.decide import optimize
 
     shares = options.distribution(args.batch, args.objective, model)
-    batches: list[Any] = [shares] if shares is not None else list(options.batches(args.batch, model))
+    sizes = options.batches(args.batch, model) if shares is None else tuple(shares)
+    batches: list[Any] = [shares] if shares is not None else list(sizes)
+    trees = options.trees(args, model, sizes)
     return [
         optimize(
             model,
@@ -80,7 +83,7 @@ def answers(model: FittedModel, args: argparse.Namespace) -> list[Optimum]:
             max_steps=args.max_steps,
             workload=args.workload,
             context_tokens=args.context_tokens,
-            trees=args.trees,
+            trees=trees,
             objective=args.objective,
             max_tpot_ms=args.max_tpot_ms,
         )

@@ -28,6 +28,7 @@ from specmodel.report import (
 from specmodel.schedule import ScheduleStep
 from specmodel.words import (
     absent,
+    adaptive_lines,
     answer_line,
     comm_lines,
     given,
@@ -91,6 +92,7 @@ def _one(model: FittedModel, optimum: Optimum, *, launched: bool) -> list[Block]
     items.append(("ties", ties_text(optimum)))
     items.append(("cycle", _cycle(best)))
     items.append(("ceilings", _ceilings(optimum) if best.num_steps else to_win(optimum)))
+    items += [("adaptive", text) for text in adaptive_lines(optimum)]
     # The launch line below states environment and flags itself.
     comm = None if launched else model.calibration.comm.get(best.comm)
     items += [("settings", line) for line in setting_lines(best, comm)]

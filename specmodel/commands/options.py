@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from specmodel.model import FittedModel
@@ -62,7 +63,8 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
         type=tree_list,
         default=(),
         metavar="KxTxN,...",
-        help="draft trees beside the chains, as SGLang counts them: num_steps x topk x num_draft_tokens, e.g. 5x4x8",
+        help="draft trees beside the chains, as SGLang counts them: num_steps x topk x num_draft_tokens, e.g. 5x4x8; "
+        "`auto` proposes the best few",
     )
     goal = parser.add_argument_group("what is best")
     goal.add_argument(
@@ -146,13 +148,15 @@ def workload_shares(text: str) -> dict[str, float]:
     return out
 
 
-def tree_list(text: str) -> tuple[tuple[int, int, int], ...]:
-    """Read ``5x4x8,...``: num_steps x topk x num_draft_tokens of each tree."""
+def tree_list(text: str) -> tuple[tuple[int, int, int], ...] | Literal["auto"]:
+    """Read ``5x4x8,...``: num_steps x topk x num_draft_tokens of each tree; or ``auto``."""
+    if text.strip() == "auto":
+        return "auto"
     trees = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,4})x([0-9]{1,4})x([0-9]{1,5})\s*", part)
         if not found:
-            message = f"must be num_steps x topk x num_draft_tokens, such as 5x4x8,3x2x6, got {text!r}"
+            message = f"must be num_steps x topk x num_draft_tokens, such as 5x4x8,3x2x6, or auto, got {text!r}"
             raise argparse.ArgumentTypeError(message)
         steps, topk, tokens = (int(group) for group in found.groups())
         if not 1 <= steps <= MOST_STEPS or topk < 1 or tokens < 2 or (topk == 1 and tokens != steps + 1):
@@ -217,6 +221,15 @@ def comm_names(given: list[str] | None, model: FittedModel) -> tuple[str, ...] |
 def batches(given: dict[float, float | None] | None, model: FittedModel) -> tuple[float, ...]:
     """Return the batches to answer for: those given, else every measured one, else 1."""
     return tuple(given) if given is not None else model.measured.batches or (1.0,)
+
+
+def trees(args: argparse.Namespace, model: FittedModel, batches: Iterable[float]) -> tuple[tuple[int, int, int], ...]:
+    """Return the trees that ``--trees`` means, the same for all batches: those given, or the best few by the model."""
+    if args.trees != "auto":
+        return tuple(args.trees)
+    from specmodel.shapes import proposed_trees
+
+    return proposed_trees(model, tuple(batches), comm_names(args.comm, model), args.max_steps, workload=args.workload)
 
 
 def distribution(

@@ -71,6 +71,8 @@ def answers(model: FittedModel, args: argparse.Namespace) -> list[Optimum]:
     longest = args.max_steps
     if args.steps:
         longest = max(args.steps[-1], 10, model.measured.largest_steps, args.max_steps or 0)
+    batches = options.batches(args.batch, model)
+    args.trees = options.trees(args, model, batches)
     return [
         optimize(
             model,
@@ -83,7 +85,7 @@ def answers(model: FittedModel, args: argparse.Namespace) -> list[Optimum]:
             objective=args.objective,
             max_tpot_ms=args.max_tpot_ms,
         )
-        for batch in options.batches(args.batch, model)
+        for batch in batches
     ]
 
 
