@@ -62,6 +62,7 @@ _RUN_FIELDS = (
     "skew",
     "check",
     "steps",
+    "parts",
     "operations",
     "tokens_emitted",
     "accepted_per_position",

@@ -1,20 +1,24 @@
 """Compare the harness with PyTorch on the same GPU: matrix products, and a whole dense verify pass in a CUDA graph.
 
-Usage: python compare_torch.py BINARY [--layers 32]. Prints one table of products (the harness's first choice and its
-tuned one over PyTorch's) and one of passes; nothing here passes or fails. Both sides rest 10 ms before each sample of a
-product, so that neither is at the card's power limit.
+Usage: python compare_torch.py BINARY [--layers 32] [--rounds 20]. Prints one table of products and one of passes;
+nothing here passes or fails. Products are sampled in turn, a round of the harness and a round of PyTorch, each sample
+after a rest of 10 ms, so that both run at the same clocks. PyTorch is asked for its products twice: as it comes, and
+through cuBLASLt with the harness's workspace, which is what the harness's first choice is compared with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ["CUBLASLT_WORKSPACE_SIZE"] = "32768"  # KiB, as the harness gives
 
 import torch
 from torch.nn import functional
@@ -28,8 +32,9 @@ PRODUCTS = [
     ("down", 4096, 14336),
     ("head", 128256, 4096),
 ]
-ROWS = (1, 4, 8, 16, 32, 64, 512)
+ROWS = (1, 8, 16, 64, 512)
 PASSES = ((1, 1, 1024), (1, 8, 1024), (8, 1, 1024), (64, 1, 1024), (1, 64, 1024), (16, 4, 1024))  # batch, rows, context
+LIBRARIES = ("default", "cublaslt")
 
 
 def say(line: str) -> None:
@@ -38,8 +43,8 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def graph_ms(body, replays: int = 40) -> float:
-    """Median milliseconds of one replay of `body` captured in a graph."""
+def captured(body) -> torch.cuda.CUDAGraph:
+    """Capture `body` in a graph, warmed."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -48,24 +53,34 @@ def graph_ms(body, replays: int = 40) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         body()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    """Milliseconds of one replay, after a rest."""
+    time.sleep(0.01)
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(200_000)  # about 0.1 ms: the replay is queued before it may start
+    first.record()
+    graph.replay()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last)
+
+
+def graph_ms(body, replays: int = 30) -> float:
+    """Median milliseconds of one replay of `body` captured in a graph."""
+    graph = captured(body)
     for _ in range(5):
-        graph.replay()
-    times = []
-    for _ in range(replays):
-        time.sleep(0.01)
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(200_000)  # about 0.1 ms: the replay is queued before it may start
-        first.record()
-        graph.replay()
-        last.record()
-        torch.cuda.synchronize()
-        times.append(first.elapsed_time(last))
-    return statistics.median(times)
+        replay_ms(graph)
+    return statistics.median(replay_ms(graph) for _ in range(replays))
 
 
-def torch_products() -> dict[tuple[int, int, int], float]:
-    """Milliseconds of one product of each shape, weights cold."""
-    result = {}
+def torch_products() -> dict[tuple[str, int, int, int], tuple[torch.cuda.CUDAGraph, int]]:
+    """Capture the products of each shape over as many weights as keep them cold; with how many there are."""
+    graphs = {}
     for _, outer, inner in PRODUCTS:
         copies = min(max(5 * 60 * 2**20 // (2 * outer * inner) + 1, 3), 64)
         weights = [torch.randn(outer, inner, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
@@ -76,8 +91,52 @@ def torch_products() -> dict[tuple[int, int, int], float]:
                 for weight in weights:
                     functional.linear(x, weight)
 
-            result[rows, outer, inner] = graph_ms(body) / copies
-    return result
+            for library in LIBRARIES:
+                torch.backends.cuda.preferred_blas_library(library)
+                graphs[library, rows, outer, inner] = captured(body), copies
+    torch.backends.cuda.preferred_blas_library("default")
+    return graphs
+
+
+def compare_products(binary: str, rounds: int) -> None:
+    """Sample the products of both programs in turn and print their medians."""
+    shapes = [(rows, outer, inner) for _, outer, inner in PRODUCTS for rows in ROWS]
+    command = [binary, "products", "--shapes", ",".join(f"{r}x{o}x{i}" for r, o, i in shapes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdin
+        assert harness.stdout
+        harness.stdout.readline()  # all algorithms are chosen
+        graphs = torch_products()
+        samples: dict[tuple, list[float]] = {}
+        time.sleep(2)  # choosing algorithms has heated the card
+        for _ in range(rounds):
+            harness.stdin.write("\n")
+            harness.stdin.flush()
+            for shape in shapes:
+                answer = json.loads(harness.stdout.readline())
+                for key in ("first_choice_ms", "tuned_ms", "first_choice_mhz"):
+                    samples.setdefault((key, *shape), []).append(answer[key])
+            for (library, *shape), (graph, copies) in graphs.items():
+                samples.setdefault((library, *shape), []).append(replay_ms(graph) / copies)
+                if library == "cublaslt":
+                    samples.setdefault(("clock_rate", *shape), []).append(torch.cuda.clock_rate())
+        harness.stdin.close()
+    say(f"{'product':8} {'rows':>4} | {'torch':>8} {'torch Lt':>8} {'first':>8} {'tuned':>8} ms | "
+        f"{'first/Lt':>8} {'tuned/best':>10} | {'MHz':>5} {'MHz':>5}")  # fmt: skip
+    equal, best = [], []
+    for name, outer, inner in PRODUCTS:
+        for rows in ROWS:
+
+            def median(key: str, shape=(rows, outer, inner)) -> float:
+                return statistics.median(samples[key, *shape])
+
+            plain, lt, first, tuned = (median(k) for k in ("default", "cublaslt", "first_choice_ms", "tuned_ms"))
+            equal.append(first / lt)
+            best.append(tuned / min(plain, lt))
+            say(f"{name:8} {rows:4} | {plain:8.5f} {lt:8.5f} {first:8.5f} {tuned:8.5f}    | {equal[-1]:8.3f} "
+                f"{best[-1]:10.3f} | {median('first_choice_mhz'):5.0f} {median('clock_rate'):5.0f}")  # fmt: skip
+    say(f"first/Lt {min(equal):.3f} to {max(equal):.3f}, median {statistics.median(equal):.3f}; "
+        f"tuned/best {min(best):.3f} to {max(best):.3f}, median {statistics.median(best):.3f}")  # fmt: skip
 
 
 class Decoder:
@@ -94,6 +153,18 @@ class Decoder:
         self.norm = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
         self.head = weight(VOCAB, HIDDEN)
         self.embedding = torch.randn(VOCAB, HIDDEN, device="cuda", dtype=torch.bfloat16)
+
+    def products_ms(self, rows: int) -> float:
+        """Median milliseconds of the matrix products of a pass alone: no pass through PyTorch is shorter."""
+        inputs = {name: torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16) for name, _, inner in PRODUCTS}
+
+        def body() -> None:
+            for layer in self.layers:
+                for name, weight in layer.items():
+                    functional.linear(inputs[name], weight)
+            functional.linear(inputs["head"], self.head)
+
+        return graph_ms(body)
 
     def pass_ms(self, batch: int, rows: int, context: int) -> float:
         """Median milliseconds of one pass of `rows` new rows for each of `batch` sequences."""
@@ -159,27 +230,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binary")
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
-    shapes = ",".join(f"{rows}x{outer}x{inner}" for _, outer, inner in PRODUCTS for rows in ROWS)
-    lines = subprocess.run(
-        [arguments.binary, "products", "--shapes", shapes], check=True, capture_output=True, text=True
-    ).stdout
-    ours = {(p["rows"], p["outer"], p["inner"]): p for p in map(json.loads, lines.splitlines())}
-    passes = harness_passes(arguments.binary, arguments.layers)
-    theirs = torch_products()
     say(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    say(f"{'product':10} {'rows':>5} {'torch_ms':>9} {'first_ms':>9} {'ratio':>6} {'tuned_ms':>9} {'ratio':>6}")
-    for name, outer, inner in PRODUCTS:
-        for rows in ROWS:
-            p, t = ours[rows, outer, inner], theirs[rows, outer, inner]
-            first, tuned = p["first_choice_ms"], p["tuned_ms"]
-            say(f"{name:10} {rows:5} {t:9.5f} {first:9.5f} {first / t:6.3f} {tuned:9.5f} {tuned / t:6.3f}")
+    compare_products(arguments.binary, arguments.rounds)
+    torch.cuda.empty_cache()
+    passes = harness_passes(arguments.binary, arguments.layers)
     decoder = Decoder(arguments.layers)
-    say(f"{'batch':>5} {'rows':>5} {'context':>8} {'torch_ms':>9} {'harness_ms':>10} {'ratio':>6}  disposition")
+    say(f"{'batch':>5} {'rows':>5} {'context':>8} | {'products':>8} {'torch':>8} {'harness':>8} ms | "
+        f"{'/torch':>6} {'/products':>9}  disposition")  # fmt: skip
     for batch, rows, context in PASSES:
         record = passes[batch, rows, context]
-        t, h = decoder.pass_ms(batch, rows, context), record["summary"]["gpu_ms"]["median"]
-        say(f"{batch:5} {rows:5} {context:8} {t:9.4f} {h:10.4f} {h / t:6.3f}  {record['disposition']}")
+        alone, h = decoder.products_ms(batch * rows), record["summary"]["gpu_ms"]["median"]
+        t = decoder.pass_ms(batch, rows, context)
+        say(f"{batch:5} {rows:5} {context:8} | {alone:8.4f} {t:8.4f} {h:8.4f}    | {h / t:6.3f} {h / alone:9.3f}  "
+            f"{record['disposition']}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -86,7 +86,10 @@ Json measure_cycle(Bench& b, const Point& p) {
     std::vector<double> cycle_ms;
     std::vector<double> busy_ms;
     std::vector<double> clock_mhz;
+    std::vector<double> draft_ms;  // the parts of the busy time: drafts, then verify and accept
+    std::vector<double> verify_ms;
     std::vector<Event> begins(longest_burst + 1);
+    std::vector<Event> drafted(longest_burst + 1);
     std::vector<Event> ends(longest_burst + 1);
     std::uint64_t number = 0;
     auto run_burst = [&](int count, bool keep) {
@@ -100,6 +103,7 @@ Json measure_cycle(Bench& b, const Point& p) {
             CUDA_CHECK(cudaMemcpyAsync(b.lengths, b.lengths_host, batch * sizeof(int), cudaMemcpyHostToDevice, stream));
             begins[slot].record(stream);
             if (draft) draft->enqueue();
+            drafted[slot].record(stream);
             verify.enqueue();
             verify.queue_accept(number);
             ends[slot].record(stream);
@@ -113,7 +117,10 @@ Json measure_cycle(Bench& b, const Point& p) {
         b.device.stamp(1);
         CUDA_CHECK(cudaStreamSynchronize(stream));
         for (int i = 1; i <= count && keep; ++i) {
-            busy_ms.push_back(between_ms(begins[static_cast<std::size_t>(i)], ends[static_cast<std::size_t>(i)]));
+            const auto slot = static_cast<std::size_t>(i);
+            busy_ms.push_back(between_ms(begins[slot], ends[slot]));
+            draft_ms.push_back(between_ms(begins[slot], drafted[slot]));
+            verify_ms.push_back(between_ms(drafted[slot], ends[slot]));
             clock_mhz.push_back(b.device.clock_mhz());
         }
     };
@@ -138,6 +145,8 @@ Json measure_cycle(Bench& b, const Point& p) {
     const std::vector<char> keep = keep_by_clock(all_clocks, cycle_ms.size());
     const Summary cycle = summarize(kept(max_over_ranks(all_cycle), keep));
     const Summary busy = summarize(kept(max_over_ranks(all_busy), keep));
+    const Summary drafts = summarize(kept(max_over_ranks(b.group.gather(draft_ms)), keep));
+    const Summary verifies = summarize(kept(max_over_ranks(b.group.gather(verify_ms)), keep));
     // Acceptance of all cycles, speed of those at full clock: what is accepted does not depend on the clock.
     const double sequences_cycles = static_cast<double>(cycle_ms.size() * batch);
     const double acceptance_length = sequences.emitted() / sequences_cycles;
@@ -194,7 +203,8 @@ Json measure_cycle(Bench& b, const Point& p) {
     record.set("drafts", sequences_cycles).set("acceptance_length", acceptance_length);
     record.set("tok_s", 1000.0 * static_cast<double>(batch) * acceptance_length / mean_ms)
         .set("total_ms", cycle.total)
-        .set("gap_ms", cycle.median - busy.median);
+        .set("gap_ms", cycle.median - busy.median)
+        .set("parts", Json().set("draft_ms", drafts.median).set("verify_ms", verifies.median));
     record.set("clocks", Json()
                              .set("median_mhz", median_clock(all_clocks))
                              .set("reasons_before", static_cast<double>(before.reasons))

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <sstream>
 
@@ -42,7 +43,7 @@ constexpr const char* usage =
     "specmodel-harness selftest --output FILE [--device D] [--nccl-library FILE] [--rank R --world N --rendezvous "
     "DIR]\n"
     "specmodel-harness check [--device D]\n"
-    "specmodel-harness products --shapes ROWSxOUTERxINNER,... [--device D]\n"
+    "specmodel-harness products --shapes ROWSxOUTERxINNER,... [--device D] < LINES\n"
     "specmodel-harness version\n";
 
 Arguments parse_arguments(int count, char** words) {
@@ -226,11 +227,12 @@ int run_selftest(const Arguments& a, const std::string& self) {
     return selftest(device, group, comm.get(), self, [&](const Json& record) { output.write(record); });
 }
 
-// One line of JSON for each shape: times of a single matrix product, to compare with another program's.
+// Times of single matrix products, to compare with another program's: a round for each line of standard input, so that
+// both can take their samples in turn. One line of JSON for each shape and round.
 int run_products(const Arguments& a) {
     HostGroup group(0, 1, "", 60000);
     Device device(a.integer("device", 0), group);
-    warm_up(device, 1000);
+    std::vector<GemmShape> shapes;
     std::istringstream list(a.required("shapes"));
     std::string item;
     while (std::getline(list, item, ',')) {
@@ -239,17 +241,29 @@ int run_products(const Arguments& a) {
         if (std::sscanf(item.c_str(), "%dx%dx%d%c", &s.rows, &s.outer, &s.inner, &more) != 3 || s.rows < 1 ||
             s.outer < 8 || s.inner < 8)
             throw UsageError("--shapes takes ROWSxOUTERxINNER, not " + item);
-        const ProductTimes t = product_ms(device, s);
-        std::printf("%s\n", Json()
-                                .set("rows", s.rows)
-                                .set("outer", s.outer)
-                                .set("inner", s.inner)
-                                .set("tuned_ms", t.tuned.median)
-                                .set("first_choice_ms", t.first.median)
-                                .set("tuned", to_json(t.tuned))
-                                .set("first_choice", to_json(t.first))
-                                .dump()
-                                .c_str());
+        shapes.push_back(s);
+    }
+    warm_up(device, 1000);
+    Products products(device, shapes);
+    auto say = [](const Json& json) {
+        std::printf("%s\n", json.dump().c_str());
+        std::fflush(stdout);
+    };
+    say(Json().set("shapes", shapes.size()).set("max_relative_error", products.worst_error()));
+    std::string line;
+    for (int round = 0; std::getline(std::cin, line); ++round) {
+        for (std::size_t i = 0; i < shapes.size(); ++i) {
+            const ProductTimes t = products.sample(i);
+            say(Json()
+                    .set("round", round)
+                    .set("rows", shapes[i].rows)
+                    .set("outer", shapes[i].outer)
+                    .set("inner", shapes[i].inner)
+                    .set("tuned_ms", t.tuned_ms)
+                    .set("first_choice_ms", t.first_ms)
+                    .set("tuned_mhz", t.tuned_mhz)
+                    .set("first_choice_mhz", t.first_mhz));
+        }
     }
     return 0;
 }

@@ -147,6 +147,25 @@ Json measure_steps(Bench& b, Drafter& draft) {
     return Json().set("first_ms", summarize(first).median).set("later_ms", summarize(later).median);
 }
 
+// Eager launches that all wait behind a closed gate: what the passes cost the GPU alone, without the host's launching.
+Json measure_queued(Bench& b, Drafter& draft) {
+    Event begin;
+    Event end;
+    std::vector<double> times;
+    for (int i = 0; i < 24; ++i) {
+        b.device.flush_l2();
+        b.device.close_gate();
+        begin.record(b.device.stream());
+        draft.enqueue();
+        end.record(b.device.stream());
+        b.device.open_gate();
+        CUDA_CHECK(cudaStreamSynchronize(b.device.stream()));
+        if (b.device.gate_failed()) throw Timeout("a gate was not opened in time");
+        if (i >= 4) times.push_back(between_ms(begin, end));
+    }
+    return Json().set("queued_ms", summarize(times).median);
+}
+
 Json measure_draft(Bench& b, const Point& p) {
     Outcome o;
     Drafter draft(b, p.batch, p.num_steps, p.context_tokens, p.cuda_graph, p.graph_scope_cycle);
@@ -162,6 +181,9 @@ Json measure_draft(Bench& b, const Point& p) {
     const Samples s = take_samples(b.device, b.group, region, p.limits);
     if (p.cuda_graph && draft.can_launch_steps() && !p.graph_scope_cycle)
         o.record.set("steps", measure_steps(b, draft));
+    // The launch queue holds about a thousand: no more than some hundreds wait behind a gate, and no all-reduce.
+    if (!p.cuda_graph && draft.steps() <= 20 && b.draft.shape.num_layers == 1 && b.group.world() == 1)
+        o.record.set("parts", measure_queued(b, draft));
     o.record.set("regime", "after_verify").set("work", work_json(work, draft.kernels(), 0, bound));
     finish(o, s, false, bound, before, b.device.state(), b.group);
     return o.record.set("check", Json().set("max_relative_error", b.gemm.worst_error()));

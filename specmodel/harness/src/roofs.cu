@@ -1,6 +1,7 @@
 #include "roofs.hpp"
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 #include "device_helpers.cuh"
@@ -18,9 +19,9 @@ __global__ void read_kernel(float* out, const uint4* in, std::size_t vectors) {
     if (sum == 0x12345678U) *out = 1;  // keeps the loads; random data will not meet it
 }
 
-// Times of what `enqueue` queues, gated, each divided by `repeats`; `before` is queued untimed.
+// Median time of what `enqueue` queues, gated; `before` is queued untimed.
 template <typename Enqueue, typename Before>
-Summary times_of(Device& device, int samples, Enqueue&& enqueue, Before&& before, double repeats = 1) {
+double median_ms(Device& device, int samples, Enqueue&& enqueue, Before&& before) {
     Event first;
     Event last;
     std::vector<double> times;
@@ -35,14 +36,9 @@ Summary times_of(Device& device, int samples, Enqueue&& enqueue, Before&& before
         device.open_gate();
         CUDA_CHECK(cudaStreamSynchronize(device.stream()));
         if (device.gate_failed()) throw Timeout("a gate was not opened in time");
-        if (i >= 3) times.push_back(between_ms(first, last) / repeats);
+        if (i >= 3) times.push_back(between_ms(first, last));
     }
-    return summarize(times);
-}
-
-template <typename Enqueue, typename Before>
-double median_ms(Device& device, int samples, Enqueue&& enqueue, Before&& before) {
-    return times_of(device, samples, enqueue, before).median;
+    return summarize(times).median;
 }
 
 void nothing() {}
@@ -158,32 +154,80 @@ double empty_graph_ms(Device& device) {
     return median_ms(device, 100, [&] { graph.launch(device.stream()); }, nothing);
 }
 
-ProductTimes product_ms(Device& device, const GemmShape& shape) {
-    Arena arena;
-    const std::size_t weights = static_cast<std::size_t>(shape.outer) * shape.inner;
-    const std::size_t copies = std::clamp<std::size_t>(5 * device.l2_bytes() / (2 * weights) + 1, 3, 64);
-    auto* x = random(arena, static_cast<std::size_t>(shape.rows) * shape.inner, 1.0F, device);
-    auto* y = arena.array<bf16>(static_cast<std::size_t>(shape.rows) * shape.outer);
-    std::vector<const bf16*> w;
-    for (std::size_t i = 0; i < copies; ++i) w.push_back(random(arena, weights, 0.02F, device));
-    Gemm gemm(device.stream(), GemmOptions{});
-    gemm.prepare(shape, x, y, w);
-    // A rest before every sample: products alone draw more power than the card may, and a comparison needs equal
-    // clocks.
-    auto rest = [] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); };
-    ProductTimes times;
-    for (bool first : {false, true}) {
-        gemm.use_first_choice(first);
+struct Products::State {
+    struct Item {
+        std::size_t copies = 0;
+        Graph tuned{};
+        Graph first{};
+    };
+
+    Device& device;
+    Gemm gemm;
+    Arena arena{};
+    Event begin{};
+    Event end{};
+    std::vector<Item> items{};
+
+    explicit State(Device& d) : device(d), gemm(d.stream(), GemmOptions{}) {}
+
+    void add(const GemmShape& shape, const std::vector<const bf16*>& weights) {
+        auto* x = random(arena, static_cast<std::size_t>(shape.rows) * shape.inner, 1.0F, device);
+        auto* y = arena.array<bf16>(static_cast<std::size_t>(shape.rows) * shape.outer);
+        gemm.prepare(shape, x, y, weights);
         auto all = [&] {
-            for (const bf16* weight : w) gemm.run(shape, x, weight, y, device.stream());
+            for (const bf16* weight : weights) gemm.run(shape, x, weight, y, device.stream());
         };
-        all();
-        const Graph graph = Graph::capture(device.stream(), all);
-        const Summary s =
-            times_of(device, 40, [&] { graph.launch(device.stream()); }, rest, static_cast<double>(copies));
-        (first ? times.first : times.tuned) = s;
+        Item item;
+        item.copies = weights.size();
+        for (bool first : {false, true}) {
+            gemm.use_first_choice(first);
+            all();
+            (first ? item.first : item.tuned) = Graph::capture(device.stream(), all);
+        }
+        items.push_back(std::move(item));
     }
-    return times;
+
+    void time(const Graph& graph, std::size_t copies, double& ms, double& mhz) {
+        cudaStream_t stream = device.stream();
+        // A rest before every sample: products alone draw more power than the card may.
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        device.close_gate();
+        device.stamp(0);
+        begin.record(stream);
+        graph.launch(stream);
+        end.record(stream);
+        device.stamp(1);
+        device.open_gate();
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        if (device.gate_failed()) throw Timeout("a gate was not opened in time");
+        ms = between_ms(begin, end) / static_cast<double>(copies);
+        mhz = device.clock_mhz();
+    }
+};
+
+Products::Products(Device& device, const std::vector<GemmShape>& shapes) : state_(std::make_unique<State>(device)) {
+    std::map<std::pair<int, int>, std::vector<const bf16*>> weights;
+    for (const GemmShape& s : shapes) {
+        auto& copies = weights[{s.outer, s.inner}];
+        const std::size_t count = static_cast<std::size_t>(s.outer) * s.inner;
+        const std::size_t wanted = std::clamp<std::size_t>(5 * device.l2_bytes() / (2 * count) + 1, 3, 64);
+        while (copies.size() < wanted) copies.push_back(random(state_->arena, count, 0.02F, device));
+        state_->add(s, copies);
+    }
+}
+
+Products::~Products() = default;
+
+double Products::worst_error() const {
+    return state_->gemm.worst_error();
+}
+
+ProductTimes Products::sample(std::size_t shape) {
+    const State::Item& item = state_->items.at(shape);
+    ProductTimes t;
+    state_->time(item.tuned, item.copies, t.tuned_ms, t.tuned_mhz);
+    state_->time(item.first, item.copies, t.first_ms, t.first_mhz);
+    return t;
 }
 
 void warm_up(Device& device, double ms) {
