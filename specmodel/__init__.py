@@ -29,8 +29,11 @@ _HOME = {
     "Prediction": "prediction",
     "Optimum": "optimum",
     "optimize": "decide",
+    "report": "report_page",
     "schedule": "schedule",
     "cross_validate": "validate",
+    "Diagnosis": "diagnosis",
+    "diagnose": "diagnose",
     "validate": "validate",
 }
 

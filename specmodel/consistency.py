@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from specmodel.calibration import Calibration, CycleRow
 from specmodel.diagnosis import FLAGS, Finding
-from specmodel.expectations import Facts, facts_of, plain_of, survival_of, zero_draft_base
+from specmodel.expectations import Facts, facts_of, plain_of, shape_of, shape_text, survival_of, zero_draft_base
 
 __all__ = ["consistency_of", "flags_of"]
 
@@ -55,12 +55,6 @@ def _at(*indices: int) -> str:
     return ", ".join(f"measurements.cycles[{i}]" for i in indices)
 
 
-def _shape_text(row: CycleRow) -> str:
-    if row.topk > 1:
-        return f"tree {row.num_steps}x{row.topk}x{row.verify_tokens}"
-    return "1 step" if row.num_steps == 1 else f"{row.num_steps} steps"
-
-
 def _place_text(row: CycleRow) -> str:
     parts = [f"batch {row.batch:g}"]
     if row.workload != "default":
@@ -80,7 +74,7 @@ def _too_fast(facts: Sequence[Facts]) -> list[Finding]:
             continue
         speedup = f.tok_s[0] / plain[1]
         most = f.row.num_steps + 1
-        name = f"{_shape_text(f.row)} at {_place_text(f.row)}"
+        name = f"{shape_text(*f.shape)} at {_place_text(f.row)}"
         if f.length is not None and speedup > NOISE * f.length:
             text = (
                 f"{name}: {speedup:.2f} times plain decoding with an acceptance length of {f.length:g}: a cycle would "
@@ -89,7 +83,7 @@ def _too_fast(facts: Sequence[Facts]) -> list[Finding]:
             out.append(Finding(flag="speedup_exceeds_acceptance_length", where=_at(f.index), message=text))
         elif f.length is None and speedup > NOISE * most:
             text = (
-                f"{name}: {speedup:.2f} times plain decoding, and {_shape_text(f.row)} cannot emit more than "
+                f"{name}: {speedup:.2f} times plain decoding, and {shape_text(*f.shape)} cannot emit more than "
                 f"{most} tokens a cycle; the plain rate was measured under other conditions, or one is wrong"
             )
             out.append(Finding(flag="", where=_at(f.index), message=text))
@@ -105,13 +99,14 @@ def _too_long(cal: Calibration, facts: Sequence[Facts]) -> list[Finding]:
         if not row.num_steps or length is None:
             continue
         if length > row.num_steps + 1 + 1e-9:
-            text = f"an acceptance length of {length:g} with {_shape_text(row)} is above {row.num_steps + 1}; {advice}"
+            name = shape_text(*f.shape)
+            text = f"an acceptance length of {length:g} with {name} is above {row.num_steps + 1}; {advice}"
             out.append(Finding(flag=flag, where=_at(f.index), message=text))
         elif length > row.verify_tokens + 1e-9:
             text = f"an acceptance length of {length:g}, but only {row.verify_tokens} tokens are verified; {advice}"
             out.append(Finding(flag="", where=_at(f.index), message=text))
         if row.mean_draft_tokens is not None and row.mean_draft_tokens > max(row.num_steps, row.verify_tokens - 1):
-            text = f"mean_draft_tokens {row.mean_draft_tokens:g} is above what {_shape_text(row)} can draft"
+            text = f"mean_draft_tokens {row.mean_draft_tokens:g} is above what {shape_text(*shape_of(row))} can draft"
             out.append(Finding(flag="", where=_at(f.index), message=text))
     told = {(f.row.workload, *f.shape) for f in facts if f.length and f.length > f.row.num_steps + 1}
     for i, entry in enumerate(cal.acceptance):
@@ -144,8 +139,8 @@ def _parts_above_whole(cal: Calibration, facts: Sequence[Facts]) -> list[Finding
         for where, time_ms in parts:
             if time_ms > 1.02 * f.cycle_ms[1]:
                 text = (
-                    f"{_shape_text(row)} at {_place_text(row)}: a cycle of {f.cycle_ms[1]:.4g} ms cannot contain a "
-                    f"part of {time_ms:.4g} ms; the part was timed apart, or the acceptance length is of another run"
+                    f"{shape_text(*f.shape)} at {_place_text(row)}: a cycle of {f.cycle_ms[1]:.4g} ms cannot contain "
+                    f"a part of {time_ms:.4g} ms; the part was timed apart, or the acceptance length is of another run"
                 )
                 out.append(Finding(flag="", where=f"{_at(f.index)}, {where}", message=text))
     return out
@@ -197,7 +192,7 @@ def _falls_with_batch(facts: Sequence[Facts]) -> list[Finding]:
                 continue
             row = facts[group[small][2]].row
             drafts = row.num_steps > 0
-            what = _shape_text(row) if drafts else "plain decoding"
+            what = shape_text(*shape_of(row)) if drafts else "plain decoding"
             text = (
                 f"{what}: the total falls from {group[small][0]:.4g} tok/s at batch {small:g} to "
                 f"{group[large][1]:.4g} at batch {large:g}; more sequences at once should not bring less: look for "
@@ -246,7 +241,7 @@ def _lengths_that_differ(facts: Sequence[Facts]) -> list[Finding]:
         ours, theirs = (", ".join(f"{n} {getattr(f.row, n)}" for n in differ) for f in (low, high))
         where = f"{a:g} ({ours}) and {b:g} ({theirs})" if differ else f"{a:g} and {b:g}"
         text = (
-            f"acceptance length of {_shape_text(low.row)}"
+            f"acceptance length of {shape_text(*low.shape)}"
             f"{'' if low.row.workload == 'default' else f', {low.row.workload}'} is {where}: it should depend on "
             "neither; the two runs differ in something else, such as prompts, sampling or numerics"
         )
@@ -267,9 +262,9 @@ def _lengths_that_fall(facts: Sequence[Facts]) -> list[Finding]:
             a, b = group[short].length or 1.0, group[long].length or 1.0
             if b < a / (1.0 + SAME_LENGTH):
                 text = (
-                    f"acceptance length falls from {a:g} at {_shape_text(group[short].row)} to {b:g} at "
-                    f"{_shape_text(group[long].row)} ({_place_text(group[long].row)}): more drafts cannot be accepted "
-                    "less; the prompts differed, or one was counted otherwise"
+                    f"acceptance length falls from {a:g} at {shape_text(*group[short].shape)} to {b:g} at "
+                    f"{shape_text(*group[long].shape)} ({_place_text(group[long].row)}): more drafts cannot be "
+                    "accepted less; the prompts differed, or one was counted otherwise"
                 )
                 out.append(Finding(flag="", where=_at(group[short].index, group[long].index), message=text))
     return out
@@ -295,7 +290,8 @@ def _two_accounts(cal: Calibration) -> list[Finding]:
             here = 1.0 + sum(survival)
             if abs(length / here - 1.0) <= SAME_LENGTH:
                 continue
-            text = f"{_shape_text(row)}: the row states an acceptance length of {length:g}, the list gives {here:.3g}"
+            name = shape_text(*shape_of(row))
+            text = f"{name}: the row states an acceptance length of {length:g}, the list gives {here:.3g}"
             other = 1.0 + (sum(stated) if entry.conditional is not None else conditional_sum)
             if abs(length / (here - 1.0) - 1.0) < 0.02:
                 text += "; it is the sum of the list: the bonus token of each cycle is not counted in it"

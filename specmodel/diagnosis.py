@@ -64,9 +64,9 @@ class Lever:
     bound: float | None
     """The most that it could bring, a factor on tok/s, with the setting as it is; None where nothing is known."""
     bound_optimised: float | None
-    """The same with the number of steps chosen again; never less than `bound`."""
+    """The same with the number of steps chosen again, beyond what choosing them brings alone; at least `bound`."""
     interval: tuple[float, float] | None
-    """90 % interval of `bound_optimised`."""
+    """90 %: from the lower end of the one to the upper end of the other."""
     status: Status
     """`closed`: at most `--worth`. `open`: more than that. `measure`: the file cannot tell."""
     evidence: str

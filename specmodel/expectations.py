@@ -22,6 +22,8 @@ __all__ = [
     "expectations_of",
     "facts_of",
     "plain_of",
+    "shape_of",
+    "shape_text",
     "survival_of",
     "zero_draft_base",
 ]
@@ -52,7 +54,7 @@ class Facts:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(num_steps, topk, num_draft_tokens)."""
-        return self.row.num_steps, self.row.topk, self.row.verify_tokens
+        return shape_of(self.row)
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -70,6 +72,18 @@ class Facts:
             "context_tokens": row.context_tokens,
         }
         return out | {name: False for name in ("cuda_graph", "verify_cuda_graph") if not getattr(row, name)}
+
+
+def shape_of(row: CycleRow) -> tuple[int, int, int]:
+    """(num_steps, topk, num_draft_tokens) of a row, defaults filled in."""
+    return row.num_steps, row.topk, row.verify_tokens
+
+
+def shape_text(num_steps: int, topk: int, num_draft_tokens: int) -> str:
+    """Name a chain by its steps and a tree by its three numbers."""
+    if topk > 1:
+        return f"tree {num_steps}x{topk}x{num_draft_tokens}"
+    return "1 step" if num_steps == 1 else f"{num_steps} steps"
 
 
 def facts_of(cal: Calibration) -> tuple[Facts, ...]:
