@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from specmodel.calibration import Evidence
 from specmodel.consistency import consistency_of, flags_of
 from specmodel.diagnosed import Case, case_of
 from specmodel.diagnosis import Diagnosis
-from specmodel.expectations import expectations_of, plain_of, shape_text
+from specmodel.expectations import as_document, expectations_of, plain_of, shape_text
 from specmodel.ledger import ledger_of
 from specmodel.model import FittedModel
 from specmodel.request import number
 from specmodel.verdict import balance_of, verdict_of
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "diagnosis_document"]
 
 
 def diagnose(
@@ -111,3 +112,48 @@ def _other_batches(case: Case) -> tuple[tuple[float, str], ...]:
             text += f": {best.length * plain / best.rate:.2f} plain steps a cycle, {best.length:.2f} tokens"
         out.append((float(batch), text))
     return tuple(out)
+
+
+def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The diagnosis as ``specmodel.diagnosis/1``: plain values, unrounded; `expectations` by quantity."""
+    d = diagnosis
+    batch = int(d.batch) if d.batch == int(d.batch) else d.batch
+    return {
+        "schema": "specmodel.diagnosis/1",
+        "verdict": d.verdict,
+        "culprit": d.culprit,
+        "setting": {
+            "num_steps": d.num_steps,
+            "topk": d.topk,
+            "num_draft_tokens": d.num_draft_tokens,
+            "batch": batch,
+            "comm": d.comm,
+            "measured": d.measured,
+        },
+        "cycle_plain_steps": d.cycle_plain_steps,
+        "cycle_plain_steps_interval": d.cycle_plain_steps_interval,
+        "acceptance_length": d.acceptance_length,
+        "acceptance_length_interval": d.acceptance_length_interval,
+        "speedup": d.speedup,
+        "speedup_interval": d.speedup_interval,
+        "worth": d.worth,
+        "flags": list(d.flags),
+        "findings": [{"flag": f.flag or None, "where": f.where, "message": f.message} for f in d.findings],
+        "expectations": as_document(d.expectations),
+        "levers": [
+            {
+                "name": x.name,
+                "title": x.title,
+                "bound": x.bound,
+                "bound_optimised": x.bound_optimised,
+                "interval": x.interval,
+                "status": x.status,
+                "evidence": x.evidence,
+                "decided_by": x.decided_by or None,
+            }
+            for x in d.levers
+        ],
+        "seen": list(d.runtime),
+        "other_batches": [{"batch": b, "text": text} for b, text in d.other_batches],
+        "warnings": list(d.warnings),
+    }

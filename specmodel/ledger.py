@@ -68,7 +68,7 @@ def _of_cycle(case: Case, part_ms: Array) -> str:
 def _draft(book: Ledger) -> Lever:
     case, draft_ms = book.case, book.case.parts.draft_ms
     bound = bound_of(case, _after(case, draft_ms))
-    title, part = "draft: a free draft", _of_cycle(case, draft_ms[:, case.chosen])
+    title, part = "draft: free", _of_cycle(case, draft_ms[:, case.chosen])
     graphs = book.seen("draft_cuda_graph")
     half = bound_of(case, _after(case, 0.5 * draft_ms))
     if bound.high >= 1.0 + book.worth and graphs is not None and graphs.value is True:
@@ -91,7 +91,7 @@ _NOT_APART = ", a guess: it was not timed apart"
 def _overhead(book: Ledger) -> Lever:
     """Overhead of the cycle, and what having speculation on adds to every pass."""
     case, m = book.case, book.case.model.calibration.measurements
-    title, by = "overhead of having speculation on", "a row with nothing drafted: {num_steps: 0, speculation: true}"
+    title, by = "overhead of speculation", "a row with nothing drafted: {num_steps: 0, speculation: true}"
     zero = [
         f.rate
         for f in case.facts
@@ -119,14 +119,14 @@ def _overhead(book: Ledger) -> Lever:
 
 _TERMS = {
     "fixed_pass": (
-        "verify: the pass itself",
-        "weight bytes over memory bandwidth against the time of a plain pass; plain decoding gains as much from it",
+        "verify: fixed pass",
+        "weight bytes over memory bandwidth against the time of a plain pass",
     ),
-    "verified_tokens": ("verify: each further token", "passes of 1 and of many tokens (measurements.verify)"),
-    "experts": ("verify: experts that further tokens touch", "verify passes of several sizes (measurements.verify)"),
-    "attention_kv": ("verify: attention over the context", "passes at two contexts (context_tokens)"),
+    "verified_tokens": ("verify: tokens", "passes of 1 and of many tokens (measurements.verify)"),
+    "experts": ("verify: experts", "verify passes of several sizes (measurements.verify)"),
+    "attention_kv": ("verify: attention", "passes at two contexts (context_tokens)"),
     "allreduce": ("verify: all-reduces", "an all-reduce table (measurements.allreduce; nccl-tests)"),
-    "compute_knee": ("verify: compute beyond memory", "verify passes of more tokens (measurements.verify)"),
+    "compute_knee": ("verify: compute", "verify passes of more tokens (measurements.verify)"),
 }
 
 
@@ -222,12 +222,12 @@ def _acceptance(book: Ledger) -> list[Lever]:
         by_speeds = case.fact is not None and case.fact.rate is not None
         have = f"no acceptance is stated; by the speeds {have}" if by_speeds else "no acceptance is stated"
     known = known or bool(ends[1] <= KNOWN * ends[0])
-    by = "the acceptance of each position (acceptance in the file, or the engine's log or /metrics)"
+    by = "the acceptance of each position (acceptance; the engine's log or /metrics)"
     out = []
     if reach is None:
         most = _after_lengths(case, lambda k: k + 1.0)
         text = f"{have}; what such drafters reach depends on the text"
-        out.append(lever("acceptance", "acceptance: every draft accepted", bound_of(case, most), "measure", text, by))
+        out.append(lever("acceptance", "acceptance: all drafts", bound_of(case, most), "measure", text, by))
     else:
         usual = f"{reach.kind} drafters mostly reach {reach.low:.2f} to {reach.high:.2f} a draft"
         typical = bound_of(case, _after_lengths(case, lambda k: chain_length(reach.typical, k)))
@@ -246,7 +246,7 @@ def _acceptance(book: Ledger) -> list[Lever]:
         status = judged(best, book.worth, decidable=not known)
         status = status if known else "measure"
         text = f"{have}; one {reach.kind} drafter in ten has {reach.high:.2f} a draft or more"
-        title = "acceptance: a drafter as the best of its kind"
+        title = "acceptance: best drafter"
         out.append(lever("acceptance", title, best, status, text, "" if known else by))
     return [*out, *_positions(book, have, by)]
 
@@ -274,8 +274,8 @@ def _positions(book: Ledger, have: str, by: str) -> list[Lever]:
     case = book.case
     steps, topk, _ = case.shape
     titles = (
-        ("acceptance_first", "acceptance: the first draft as the best of its kind"),
-        ("acceptance_tail", "acceptance: later drafts as the first"),
+        ("acceptance_first", "acceptance: first draft"),
+        ("acceptance_tail", "acceptance: tail"),
     )
     if topk > 1:
         text = "a tree: its acceptance is not told apart by position"
@@ -298,7 +298,11 @@ def _positions(book: Ledger, have: str, by: str) -> list[Lever]:
         after = case.parts.tok_s * factor[:, np.minimum(chains, most)]
         bound = bound_of(case, after, case.points(case.comm, chains=True))
         c = [float(np.mean([np.median(curve[:, k]) for curve in curves.values()])) for k in range(steps)]
-        text = f"accepted {c[0]:.2f} at the first" + (f", {c[-1]:.2f} at position {steps}" if steps > 1 else "")
+        text = f"accepted {c[0]:.2f} at the first position" + (
+            f", {c[-1]:.2f} at position {steps}" if steps > 1 else ""
+        )
+        if name == "acceptance_tail":
+            text += "; were later drafts accepted as the first"
         if name == "acceptance_first":
             text += "" if reach is None else f"; the best {reach.kind} drafters have {goal:.2f}"
         decided = by_position and (name == "acceptance_tail" or reach is not None)

@@ -18,7 +18,7 @@ __all__ = ["choices"]
 
 Array = NDArray[np.float64]
 _MOST_BATCHES = 6
-_LOG = "the engine's log: specmodel diagnose CALIB server.log"
+_LOG = "the engine's log (diagnose CALIB LOG)"
 
 
 def choices(book: Ledger) -> list[Lever]:
@@ -26,9 +26,10 @@ def choices(book: Ledger) -> list[Lever]:
     return [_off(book), _steps(book), *_tree(book), _schedule(book), _comm(book), *_graphs(book), _padding(book)]
 
 
-def _ratio(draws: Array) -> Bound:
+def _ratio(draws: Array, *, fixed: bool = False) -> Bound:
+    """What another choice brings; with the steps as they are only where it leaves them alone."""
     low, middle, high = (max(float(q), 1.0) for q in np.quantile(draws, (0.05, 0.5, 0.95)))
-    return Bound(fixed=1.0, optimised=middle, low=low, high=high)
+    return Bound(fixed=middle if fixed else 1.0, optimised=middle, low=low, high=high)
 
 
 def _name(case: Case, point: int) -> str:
@@ -121,7 +122,7 @@ def _tree(book: Ledger) -> list[Lever]:
         return []
     steps = case.shape[0]
     most = case.parts.tok_s * (steps + 1.0) / case.parts.acceptance_length
-    bound = _ratio(most[:, case.chosen] / tok_s[:, case.chosen])
+    bound = _ratio(most[:, case.chosen] / tok_s[:, case.chosen], fixed=True)
     text = f"none was measured; a tree of {shape_text(steps, 1, 0)} cannot emit more than {steps + 1} tokens a cycle"
     by = "a tree of as many steps, for example topk 2, and its acceptance length"
     status = judged(bound, book.worth, decidable=True)
@@ -131,7 +132,7 @@ def _tree(book: Ledger) -> list[Lever]:
 def _schedule(book: Ledger) -> Lever:
     """Other batches that were measured with speculation, and what the diagnosed steps lose there."""
     case, model = book.case, book.case.model
-    title = "batch schedule: other steps at other batches"
+    title = "batch schedule"
     batches = [b for b in model.measured.drafting_batches if abs(b - case.batch) > 1e-9]
     by = "cycles at the other batches that are served"
     if not batches:
@@ -162,7 +163,7 @@ def _schedule(book: Ledger) -> Lever:
 
 def _comm(book: Ledger) -> Lever:
     case, cal = book.case, book.case.model.calibration
-    title, tok_s = "communication setting (NCCL)", book.case.parts.tok_s
+    title, tok_s = "NCCL setting", book.case.parts.tok_s
     width = cal.system.tensor_parallel
     if width == 1 or cal.system.num_gpus == 1:
         return settled("comm", title, "one GPU a replica: nothing is sent")

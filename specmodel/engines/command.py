@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from specmodel.calibration import Calibration
     from specmodel.engines.reading import Given, Reading
 
 __all__ = ["EXAMPLES", "add_arguments", "run"]
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     calibration, readings = ingest(args.sources, given, _name(args), args.family)
     if not getattr(args, "quiet", False):
         _report(readings)
+        _report_seen(calibration)
     if args.output is not None:
         try:
             io.dump(calibration, args.output)
@@ -159,3 +161,13 @@ def _report(readings: list[Reading]) -> None:
         lines += [f"  note: {caveat.removeprefix(f'{reading.source}: ')}" for caveat in reading.caveats]
         lines += [f"  question: {question}" for question in reading.questions]
     sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
+
+
+def _report_seen(calibration: Calibration) -> None:
+    """Say on stderr what the sources show of graphs, communication and memory; `specmodel diagnose` says the same."""
+    from specmodel.engines.redact import clean
+    from specmodel.engines.seen import seen_sentences
+
+    if calibration.evidence:
+        lines = seen_sentences(calibration.evidence, calibration.model.cuda_graph_sizes)
+        sys.stderr.write("".join(f"  seen: {clean(line)}\n" for line in lines))
