@@ -20,7 +20,7 @@ from specmodel.deployment import Deployment, deployment_of
 from specmodel.findings import findings_of
 from specmodel.measured import measured_of
 from specmodel.model import FittedModel
-from specmodel.notices import acceptance_notices
+from specmodel.notices import acceptance_notices, unit_notices
 from specmodel.observations import Observations, observations_of
 from specmodel.posterior import MOST_POSITIONS, Layout, Posterior
 from specmodel.residual import Residuals, draft_covariance, verify_covariance
@@ -232,7 +232,7 @@ def fit(
         measured=measured_of(cal, dep),
         posteriors=kept,
         weights=weights,
-        warnings=(*(f.text for f in findings_of(cal)), *acceptance_notices(cal)),
+        warnings=(*(f.text for f in findings_of(cal)), *unit_notices(cal), *acceptance_notices(cal)),
     )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from specmodel.calibration import Calibration, CycleRow
 from specmodel.deployment import Deployment
+from specmodel.findings import findings_of
 from specmodel.speeds import Noise, stated_speed
 
 __all__ = ["Measured", "PlainRate", "default_context", "extrapolation", "measured_of", "row_context"]
@@ -49,6 +50,9 @@ class Measured:
     """(batch, context or -1, workload, comm, tok/s) of plain decoding."""
     comms: frozenset[str]
     """Communication settings of which there is a row of any kind."""
+    only_shape: tuple[int, int, int] | None
+    """The one (num_steps, topk, verified tokens) that all speeds are of, where no plain decoding and no pass or draft
+    alone says what a step costs: none other can be told from it."""
 
     @property
     def any_tree(self) -> bool:
@@ -110,7 +114,8 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
     positions: dict[str, int] = {}
     batches = {float(r.batch) * dep.data_parallel for r in m.verify}
     drafting = {float(r.batch) * dep.data_parallel for r in m.verify if r.tokens > r.batch}
-    for row in m.cycles:
+    other_unit = {f.row for f in findings_of(cal) if f.other_unit}
+    for i, row in enumerate(m.cycles):
         stated = stated_speed(row, noise)
         if stated is None:
             continue
@@ -125,7 +130,7 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
         if row.num_steps and row.acceptance_length is not None:
             positions[row.workload] = max(positions.get(row.workload, 0), row.num_steps)
         sequences = max(row.batch / dep.data_parallel, 1.0)
-        if row.num_steps == 0 and not row.speculating:
+        if row.num_steps == 0 and not row.speculating and i not in other_unit:
             form, value, _ = stated
             rate = value if form == "tok_s" else 1000.0 * row.batch / value
             plain.setdefault((float(row.batch), row_context(row), row.workload, row.comm), []).append(rate)
@@ -133,6 +138,7 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
         draft.add((row.num_steps, row.topk, row.comm))
     for r in m.verify:
         verify.add((float(r.tokens), min(r.batch, float(r.tokens)), r.comm))
+    shapes = {s[:3] for s in speeds}
     contexts = {r.context_tokens for r in m.cycles if r.context_tokens is not None}
     contexts |= {r.context_tokens for r in m.verify if r.context_tokens is not None}
     for d in m.draft:
@@ -155,6 +161,7 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
         draft=frozenset(draft),
         positions=positions,
         plain=tuple((*key, float(np.mean(rates))) for key, rates in sorted(plain.items())),
+        only_shape=next(iter(shapes)) if len(shapes) == 1 and not (m.verify or m.draft) and max(shapes)[0] else None,
         comms=frozenset(row.comm for _, rows in cal.tables for row in rows),
     )
 

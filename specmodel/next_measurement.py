@@ -60,7 +60,8 @@ def next_measurement(
 
     A whole run of a candidate tells its speed; one more point of a table of passes or drafts, where the file has such
     a table, tells that part of it. Nothing is proposed whose expected gain is below `WORTH_MEASURING`. Where nothing
-    was timed at all, plain decoding comes first: it gives every other number its scale.
+    was timed at all, or whole runs of one shape alone, plain decoding comes first: it gives every other number its
+    scale.
 
     Parameters
     ----------
@@ -83,8 +84,8 @@ def next_measurement(
         One of them says something.
     """
     gains, logarithmic = _gains(score, best, table[best].tok_s)
-    if not model.measured.batches:
-        return _first(gains, table, context, workloads), ""
+    if not model.measured.batches or model.measured.only_shape is not None:
+        return _first(model, gains, table, context, workloads), ""
     timed = {row.comm for row in model.calibration.measurements.cycles}
     options = [
         _Option(kind="cycles", candidate=int(j), gain=float(gains[j]), effort=_effort(table[j], timed))
@@ -183,14 +184,21 @@ def _known(model: FittedModel, kind: str, c: Candidate) -> bool:
 
 
 def _first(
-    gains: Array, table: tuple[Candidate, ...], context: int | None, workloads: tuple[str, ...]
+    model: FittedModel,
+    gains: Array,
+    table: tuple[Candidate, ...],
+    context: int | None,
+    workloads: tuple[str, ...],
 ) -> NextMeasurement | None:
-    """Plain decoding, where nothing was timed yet."""
+    """Plain decoding, where nothing was timed yet, or one shape alone."""
     plain = [j for j, c in enumerate(table) if c.num_steps == 0]
     j = max(plain, key=lambda j: gains[j])
     c = table[j]
+    why = "speeds of one length alone do not say what a step costs"
+    if not model.measured.batches:
+        why = "nothing was timed yet"
     reason = (
-        f"nothing was timed yet: plain decoding under {c.comm} comes first, it gives every other number its scale "
+        f"{why}: plain decoding under {c.comm} comes first, it gives every other number its scale "
         f"(a guess says {_rate(c.tok_s)} tok/s, {_rate(c.tok_s_interval[0])} to {_rate(c.tok_s_interval[1])})"
     )
     gain = max(float(gains[j]), WORTH_MEASURING * c.tok_s)

@@ -10,12 +10,14 @@ import numpy as np
 from specmodel.allreduce import cutoffs
 from specmodel.calibration import Calibration, VerifyRow
 from specmodel.deployment import Deployment
-from specmodel.speeds import Noise, spread
+from specmodel.speeds import Noise, spread, stated_speed
 
-__all__ = ["acceptance_notices", "cutoff_notices", "step_notices"]
+__all__ = ["acceptance_notices", "cutoff_notices", "step_notices", "unit_notices"]
 
 STEP = 0.05
 """Least relative change from one token count to the next larger one that is called a step."""
+PLAUSIBLE_MS = (0.05, 100_000.0)
+"""Times of one pass that systems are known to need, from the smallest models to the slowest offloading, with room."""
 DIFFERENCE = 0.08
 """Least relative difference of two acceptance lengths that should be equal that is called a contradiction."""
 
@@ -40,6 +42,32 @@ def acceptance_notices(cal: Calibration) -> tuple[str, ...]:
                 f"acceptance of workload {workload} at {shape_text} is {low:g} ({where_low}) but {high:g} "
                 f"({where_high}): it should depend on neither; the two runs differ in something else"
             )
+    return tuple(out)
+
+
+def unit_notices(cal: Calibration) -> tuple[str, ...]:
+    """Times that are probably in another unit: no system has such passes, or the tables and the cycles do not agree."""
+    noise = Noise()
+    cycles = []
+    for row in cal.measurements.cycles:
+        stated = stated_speed(row, noise)
+        if stated is not None:
+            form, value, _ = stated
+            length = (row.acceptance_length or float(np.sqrt(row.num_steps + 1.0))) if row.num_steps else 1.0
+            cycles.append(1000.0 * row.batch * length / value if form == "tok_s" else value)
+    small = [row for row in cal.measurements.verify if row.tokens <= 64]
+    passes = [got[0] for row in small if (got := spread(row.time_ms, row.range_ms, None, None, 0.0, 0.0)) is not None]
+    out = []
+    units = "times are milliseconds and speeds tokens per second of the whole batch; check the unit"
+    for what, times in (("a cycle", cycles), ("a verify pass", passes)):
+        middle = float(np.median(times)) if times else 10.0
+        if not PLAUSIBLE_MS[0] <= middle <= PLAUSIBLE_MS[1]:
+            out.append(f"{what} takes {middle:.3g} ms here, which no system is known to need: {units}")
+    if cycles and passes:
+        ratio = float(np.median(passes) / np.median(cycles))
+        if not 0.01 < ratio < 100.0:
+            factor = f"{ratio:,.0f} times" if ratio > 1.0 else f"1/{1.0 / ratio:,.0f} of"
+            out.append(f"verify passes alone take {factor} what whole cycles do: {units}")
     return tuple(out)
 
 

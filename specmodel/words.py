@@ -168,6 +168,11 @@ def refusal(model: FittedModel, optimum: Optimum, *, extrapolate: bool) -> str |
         reasons.append(f"{name_of(best)} at batch {best.batch:g} is too far from what was measured ({far})")
     if best.topk > 1 and not model.measured.any_tree and not extrapolate:
         reasons.append(f"{name_of(best)} rests on guesses, as no draft tree was measured")
+    if (shape := model.measured.only_shape) is not None and not extrapolate:
+        reasons.append(
+            f"all speeds are of {setting_name(*shape)}, and neither plain decoding nor a pass or a draft alone says "
+            "what a step costs: whether another length is faster is a guess; measure plain decoding"
+        )
     text = doubtful_alone(model, best)
     if text is not None:
         reasons.append(f"{name_of(best)} rests only on a row that cannot be: {text}")
