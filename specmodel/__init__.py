@@ -35,6 +35,8 @@ _HOME = {
     "Diagnosis": "diagnosis",
     "diagnose": "diagnose",
     "validate": "validate",
+    "sweep": "whatif",
+    "whatif": "whatif",
 }
 
 __all__ = sorted(_HOME)

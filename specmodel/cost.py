@@ -32,6 +32,7 @@ __all__ = [
     "CostValues",
     "cost",
     "distinct_experts",
+    "draft_terms",
     "parameter_names",
     "verify_terms",
 ]
@@ -265,11 +266,17 @@ def cost(theta: Array, points: CostPoints, structure: CostStructure, derivatives
 def verify_terms(theta: Array, points: CostPoints, structure: CostStructure) -> dict[str, Array]:
     """Return the terms of the verify pass in ms, by name; they sum to `CostValues.verify_ms`.
 
-    Arguments as those of `cost`; `allreduce` holds the offset of its setting (and the floor under both), `eager` what
-    running outside a CUDA graph adds to the others.
+    `allreduce` holds the offset of its setting (and the floor under both), `eager` what running outside a CUDA graph
+    adds to the others. Other arguments as those of `cost`.
+
+    Parameters
+    ----------
+    theta : numpy.ndarray
+        Parameters, shape (parameters,); or (draws, parameters), which makes the terms (draws, N).
     """
-    p = {name: float(theta[i]) for name, i in _INDEX.items()}
-    rho = _sigmoid(p["logit_expert_share"]) if structure.num_experts > 0 else 0.0
+    p = _columns(theta)
+    per_comm = _comm_columns(theta, structure)[..., points.comm]
+    rho = 0.5 * (1.0 + np.tanh(0.5 * p["logit_expert_share"])) if structure.num_experts > 0 else 0.0
     pass_ms = np.exp(p["log_pass_ms"])
     dense = (1.0 - rho) * np.exp(p["tax"] * points.speculating)
     experts = rho * _experts(p["logit_overlap"], points, structure)[0]
@@ -277,8 +284,7 @@ def verify_terms(theta: Array, points: CostPoints, structure: CostStructure) -> 
     roof = ((dense + experts) ** 4 + knee**4) ** 0.25
     multi = points.query_tokens > 1
     kv = np.exp(p["log_kv"]) * points.sequences * points.context_ratio * np.exp(p["kv_multi"] * multi)
-    per_comm = np.asarray(theta[len(PARAMETERS) :]).reshape(len(structure.comm_names), len(COMM_PARAMETERS))
-    by_share = np.exp(per_comm[:, 0])[points.comm] + np.exp(per_comm[:, 1])[points.comm] * (points.padded_tokens - 1.0)
+    by_share = np.exp(per_comm[0]) + np.exp(per_comm[1]) * (points.padded_tokens - 1.0)
     terms = {
         "fixed_pass": pass_ms * dense,
         "verified_tokens": pass_ms * np.exp(p["log_token"]) * (points.padded_tokens - 1.0),
@@ -286,14 +292,53 @@ def verify_terms(theta: Array, points: CostPoints, structure: CostStructure) -> 
         "attention_kv": pass_ms * kv,
         "compute_knee": pass_ms * (roof - dense - experts),
     }
-    computed = sum(terms.values()) + pass_ms * by_share
-    terms["eager"] = computed * np.expm1(p["verify_eager"] * points.verify_eager)
-    others = sum(terms.values())
-    terms["allreduce"] = cost(theta, points, structure).verify_ms - others
-    return {name: np.broadcast_to(value, points.padded_tokens.shape) for name, value in terms.items()}
+    eager = np.exp(p["verify_eager"] * points.verify_eager)
+    inside = sum(terms.values()) + pass_ms * by_share
+    computed = inside * eager
+    # The floor of `cost`: an offset may not eat the pass.
+    total = np.maximum(computed + points.allreduce_ms + pass_ms * per_comm[2], 0.05 * computed)
+    terms["eager"] = computed - inside
+    terms["allreduce"] = total - computed + pass_ms * by_share
+    shape = np.broadcast_shapes(*(np.shape(value) for value in terms.values()), points.padded_tokens.shape)
+    return {name: np.broadcast_to(value, shape) for name, value in terms.items()}
 
 
-def _experts(logit_overlap: float, points: CostPoints, structure: CostStructure) -> tuple[Array, Array]:
+def draft_terms(theta: Array, points: CostPoints, structure: CostStructure) -> dict[str, Array]:
+    """Return what drafting takes once a cycle, and what it takes by step, ms: they sum to `CostValues.draft_ms`.
+
+    Arguments as those of `verify_terms`.
+    """
+    p = _columns(theta)
+    mode = np.stack([np.zeros_like(p["draft_eager"]), p["draft_graph_cycle"], p["draft_eager"]])
+    by_mode = mode[..., 0][points.draft_mode] if theta.ndim == 1 else mode[points.draft_mode, :, 0].T
+    scale = np.exp(p["log_pass_ms"] + by_mode + _comm_columns(theta, structure)[..., points.comm][3])
+    scale = scale * (points.steps > 0)
+    b = points.sequences
+    per_step = (
+        1.0
+        + np.exp(p["log_draft_sequence"]) * (b - 1.0)
+        + np.exp(p["log_draft_width"]) * b * (points.topk - 1.0)
+        + np.exp(p["log_draft_kv"]) * b * points.context_ratio
+    )
+    return {
+        "draft_base": scale * np.exp(p["log_draft_base"]),
+        "draft_steps": scale * np.exp(p["log_draft_step"]) * points.steps * per_step,
+    }
+
+
+def _columns(theta: Array) -> dict[str, Array]:
+    """Each parameter by name, with a last axis of one that stands for the points."""
+    return {name: theta[..., i, None] for name, i in _INDEX.items()}
+
+
+def _comm_columns(theta: Array, structure: CostStructure) -> Array:
+    """The parameters of the settings, shape (COMM_PARAMETERS, ..., settings)."""
+    shape = (*theta.shape[:-1], len(structure.comm_names), len(COMM_PARAMETERS))
+    last = len(PARAMETERS) + shape[-2] * shape[-1]
+    return np.moveaxis(theta[..., len(PARAMETERS) : last].reshape(shape), -1, 0)
+
+
+def _experts(logit_overlap: Array | float, points: CostPoints, structure: CostStructure) -> tuple[Array, Array]:
     """Experts touched over those of the reference pass, and the derivative by the logit of the overlap.
 
     The tokens of one sequence share experts more often than chance says: each after the first counts as
@@ -303,7 +348,7 @@ def _experts(logit_overlap: float, points: CostPoints, structure: CostStructure)
         zero = np.zeros(())
         return zero, zero
     E, k = structure.num_experts, structure.experts_per_token
-    overlap = _sigmoid(logit_overlap)
+    overlap = 0.5 * (1.0 + np.tanh(0.5 * logit_overlap))
     sequences = points.padded_tokens / points.query_tokens
     extra = sequences * (points.query_tokens - 1.0)
     t = sequences + extra * (1.0 - overlap)

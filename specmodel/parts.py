@@ -32,6 +32,7 @@ __all__ = [
     "curves_of",
     "draw_parts",
     "draw_with_parameters",
+    "split",
     "verify_terms",
 ]
 
@@ -160,18 +161,18 @@ def _drawn(model: FittedModel, request: Request, sample: Sample, random: np.rand
     # The cycle of a draw is the one behind its tok/s.
     batch = np.broadcast_to(request.batch, request.shape).ravel()
     cycle = 1000.0 * batch * length / np.exp(np.clip(sample.log_tok_s, -300.0, 300.0))
-    split = _split(means, np.clip(logs, -50.0, 50.0), cycle)
+    divided = split(means, np.clip(logs, -50.0, 50.0), cycle)
     parts = Parts(
-        verify_ms=split[0],
-        draft_ms=split[1],
-        overhead_ms=split[2],
+        verify_ms=divided[0],
+        draft_ms=divided[1],
+        overhead_ms=divided[2],
         acceptance_length=length,
         batch=batch,
     )
     return parts, post.theta + theta
 
 
-def _split(means: Array, logs: Array, cycle: Array) -> Array:
+def split(means: Array, logs: Array, cycle: Array) -> Array:
     """Draws of the parts, shape (parts, draws, N), from those of their logarithms about their means, with given sums.
 
     To first order the sums agree already. What is left goes to the parts by how little is known of each: the move of
@@ -179,16 +180,22 @@ def _split(means: Array, logs: Array, cycle: Array) -> Array:
     """
     by = np.var(logs, axis=1) * means / means.sum(axis=0)
     by = np.maximum(by, 1e-9) * (means > 0.0)
-    by = (by / by.max(axis=0))[:, None, :]
-    parts = means[:, None, :] * np.exp(logs)
+    by = np.broadcast_to((by / by.max(axis=0))[:, None, :], logs.shape).reshape(len(means), -1)
+    parts = (means[:, None, :] * np.exp(logs)).reshape(len(means), -1)
+    wanted = np.broadcast_to(cycle, logs.shape[1:]).ravel()
     # ln sum(part * exp(move * by)) rises with the move and is convex: Newton's steps come from above after the first.
+    open_ = np.arange(len(wanted))
     for _ in range(50):
-        total = parts.sum(axis=0)
-        missing = np.log(cycle / total)
-        if np.max(np.abs(missing), initial=0.0) < 1e-13:
+        here = parts[:, open_]
+        total = here.sum(axis=0)
+        missing = np.log(wanted[open_] / total)
+        off = np.abs(missing) > 1e-9
+        if not off.any():
             break
-        parts = parts * np.exp(np.clip(missing * total / (parts * by).sum(axis=0), -20.0, 20.0) * by)
-    return np.asarray(parts * (cycle / parts.sum(axis=0)))
+        open_, here, missing, total = open_[off], here[:, off], missing[off], total[off]
+        slope = by[:, open_]
+        parts[:, open_] = here * np.exp(np.clip(missing * total / (here * slope).sum(axis=0), -20.0, 20.0) * slope)
+    return np.asarray((parts * (wanted / parts.sum(axis=0))).reshape(logs.shape))
 
 
 def _spread(model: FittedModel, sample: Sample) -> Array:
