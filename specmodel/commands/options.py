@@ -27,8 +27,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, unrounded")
 
 
-def add_configuration(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which configurations are meant; `optimize` and `predict` share them."""
+def add_candidates(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which configurations there are to choose from."""
     which = parser.add_argument_group("which configurations")
     which.add_argument(
         "--batch",
@@ -66,6 +66,11 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
         help="draft trees beside the chains, as SGLang counts them: num_steps x topk x num_draft_tokens, e.g. 5x4x8; "
         "`auto` proposes the best few",
     )
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which configurations are meant, and what is best: of `optimize` and `predict`."""
+    add_candidates(parser)
     goal = parser.add_argument_group("what is best")
     goal.add_argument(
         "--objective",
@@ -76,7 +81,12 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
     goal.add_argument(
         "--max-tpot-ms", type=positive_number, metavar="MS", help="limit of the time per token of one sequence"
     )
-    goal.add_argument(
+    add_extrapolate(goal)
+
+
+def add_extrapolate(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add ``--extrapolate``."""
+    parser.add_argument(
         "--extrapolate", action="store_true", help="trust points far from anything that was measured as well"
     )
 
@@ -184,10 +194,15 @@ def step_list(text: str) -> tuple[int, ...]:
 
 def figure_path(text: str) -> Path:
     """Read where a figure goes, and check before any computation that it can be written there."""
-    path = Path(text)
-    if path.suffix.lower() not in FIGURE_KINDS:
+    if Path(text).suffix.lower() not in FIGURE_KINDS:
         raise argparse.ArgumentTypeError(f"must end in {', '.join(FIGURE_KINDS)}, got {text!r}")
-    if path.is_dir():
+    return output_path(text)
+
+
+def output_path(text: str) -> Path:
+    """Read where a file goes, and check before any computation that it can be written there."""
+    path = Path(text)
+    if not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no directory {str(path.parent)!r}; make it first")

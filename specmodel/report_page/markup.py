@@ -1,0 +1,95 @@
+"""HTML that is safe by construction: whatever is not `Markup` already is escaped when it is put into a tag."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["Child", "Markup", "embedded_json", "finite", "fragment", "no_surprises", "tag", "text"]
+
+_VOID = frozenset({"br", "input", "meta", "link"})
+_KEPT = frozenset("\xa0\n")
+
+
+class Markup(str):
+    """Text that is HTML."""
+
+    __slots__ = ()
+
+
+Child = str | float | None | Iterable["Child"]
+
+
+def no_surprises(value: str) -> str:
+    """Write out what is no visible character: control characters, and those that turn the direction of writing."""
+    return "".join(
+        c if c.isprintable() or c in _KEPT else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for c in value
+    )
+
+
+def text(value: str | float) -> Markup:
+    """Escape a value; what is `Markup` stays as it is."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(no_surprises(f"{value:g}" if isinstance(value, float) else str(value))))
+
+
+def fragment(*children: Child) -> Markup:
+    """Join children, each escaped unless it is `Markup`; None is nothing."""
+    out = []
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, str | int | float):
+            out.append(text(child))
+        else:
+            out.append(fragment(*child))
+    return Markup("".join(out))
+
+
+def tag(name: str, /, *children: Child, **attributes: Any) -> Markup:
+    """Write an element.
+
+    Parameters
+    ----------
+    name : str
+        Of the element.
+    *children
+        Text, numbers, `Markup` or any nesting of them.
+    **attributes
+        An underscore at the end is left out, others are hyphens (``class_``, ``aria_label``); ``viewBox`` keeps its
+        case. None and False leave the attribute out, True writes it bare.
+    """
+    words = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        attribute = key.rstrip("_").replace("_", "-")
+        words.append(attribute if value is True else f'{attribute}="{text(_short(value))}"')
+    opened = f"<{' '.join(words)}>"
+    return Markup(opened) if name in _VOID else Markup(f"{opened}{fragment(*children)}</{name}>")
+
+
+def _short(value: Any) -> Any:
+    return f"{round(value, 2):g}" if isinstance(value, float) else value
+
+
+def finite(value: Any) -> Any:
+    """Return the same plain values with what is not finite as None."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def embedded_json(document: Any) -> Markup:
+    """Write plain values as JSON that cannot end the script element it stands in, nor begin a comment there."""
+    dumped = json.dumps(finite(document), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    for character in "<>&":
+        dumped = dumped.replace(character, f"\\u{ord(character):04x}")
+    return Markup(dumped)
