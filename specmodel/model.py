@@ -29,9 +29,10 @@ from specmodel.posterior import (
     moments,
     times,
 )
-from specmodel.prediction import Distribution, Prediction, Sample, Term, scalar, symmetric_root, terms_of
+from specmodel.prediction import Distribution, Prediction, Term, scalar, terms_of
 from specmodel.request import Request, Workload, number, request_of, shares_of
 from specmodel.residual import ResidualPoints, distinct
+from specmodel.sampling import Sample, symmetric_root
 from specmodel.speeds import Noise
 
 __all__ = ["QUANTITIES", "FittedModel"]
@@ -111,6 +112,8 @@ class FittedModel:
             # A workload with plain rows only has no acceptance of its own.
             return self.mixture(None)
         total = sum(wanted.values())
+        if not np.isfinite(total):
+            raise UsageError("workload: the shares of a mixture must add up to a finite number; scale them down")
         return {names.index(name): share / total for name, share in wanted.items()}, ()
 
     def predict(

@@ -20,9 +20,9 @@ from specmodel.deployment import flattened
 from specmodel.errors import UsageError
 from specmodel.model import FittedModel
 from specmodel.posterior import residual_means
-from specmodel.prediction import Sample, symmetric_root
 from specmodel.request import Request, Workload
 from specmodel.residual import draft_covariance, verify_covariance
+from specmodel.sampling import Sample, symmetric_root
 
 __all__ = [
     "TERMS",

@@ -12,10 +12,9 @@ from scipy.linalg import solve_triangular
 from scipy.special import stdtr, stdtrit
 
 from specmodel.errors import UsageError
-from specmodel.posterior import Moments, Posterior
-from specmodel.residual import ResidualPoints
+from specmodel.posterior import Posterior
 
-__all__ = ["Distribution", "Prediction", "Sample", "Term", "natural", "scalar", "symmetric_root", "terms_of"]
+__all__ = ["Distribution", "Prediction", "Term", "natural", "scalar", "terms_of"]
 
 Array = NDArray[np.float64]
 
@@ -89,37 +88,6 @@ class Prediction:
             raise UsageError(f"quantile must lie between 0 and 1, got {probability!r}")
         quantile: Array = scalar(np.exp(self.distribution().quantile(probability)))
         return quantile
-
-
-def symmetric_root(covariance: Array) -> Array:
-    """Symmetric square root of a covariance, what rounding made negative left out.
-
-    It does not depend on the basis that LAPACK picks: the same draws everywhere.
-    """
-    values, vectors = np.linalg.eigh(0.5 * (covariance + covariance.T))
-    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Draws of ln tok/s of N points under one mode, and what they were made of."""
-
-    mode: int
-    at: Moments
-    right: ResidualPoints
-    mean: Array
-    """Shape (N,)."""
-    root: Array
-    """Symmetric root of the posterior covariance, shape (N, N)."""
-    scale: Array
-    """Factor that makes a normal draw one of Student's, shape (n, 1)."""
-    normal: Array
-    """Standard normal draws, shape (n, N)."""
-
-    @property
-    def log_tok_s(self) -> Array:
-        """The draws, shape (n, N)."""
-        return np.asarray(self.mean + self.scale * (self.normal @ self.root))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

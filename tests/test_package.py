@@ -78,7 +78,9 @@ def test_public_names() -> None:
         "loads",
         "optimize",
         "schedule",
+        "sweep",
         "validate",
+        "whatif",
     ]
 
 
