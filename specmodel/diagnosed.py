@@ -50,14 +50,19 @@ class Case:
     plain_tok_s: float | None
     """Measured; None where it is predicted."""
     measured: bool
-    fact: Facts | None
-    """The row that is diagnosed, where it is one row."""
+    rows: tuple[tuple[float, Facts], ...]
+    """(share, row) of each workload at the diagnosed setting; empty where not every workload was measured there."""
     facts: tuple[Facts, ...] = field(repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of the setting that is diagnosed."""
         return self.shapes[self.chosen % len(self.shapes)]
+
+    @property
+    def fact(self) -> Facts | None:
+        """The row that is diagnosed, where it is one row."""
+        return self.rows[0][1] if len(self.rows) == 1 else None
 
     @property
     def comm(self) -> str:
@@ -103,7 +108,8 @@ def case_of(
     batch = _batch(model) if batch is None else number("batch", batch, 1.0)
     context = default_context(cal, batch) if context_tokens is None else context_tokens
     allowed = _comms(model, comm)
-    workloads = tuple(model.layout.workloads[i] for i in model.mixture(workload)[0])
+    shares = {model.layout.workloads[i]: share for i, share in model.mixture(workload)[0].items()}
+    workloads = tuple(shares)
     facts = facts_of(cal)
     here = [f for f in facts if _is_here(f, batch, context, allowed, workloads)]
     graphs = _graphs(here)
@@ -120,7 +126,7 @@ def case_of(
         ]
     )
     mean = np.log(parts.tok_s).mean(axis=0)
-    chosen, fact = _chosen(here, shapes, names, mean, workloads)
+    chosen, rows = _chosen(here, shapes, names, mean, shares)
     drafting = [j for j in range(len(mean)) if shapes[j % len(shapes)][0] and names[j // len(shapes)] in allowed]
     if chosen is None:
         near = [j for j in drafting if not far[j]]
@@ -146,7 +152,7 @@ def case_of(
         plain=names.index(plain_comm) * len(shapes),
         plain_tok_s=None if rate is None else rate.tok_s,
         measured=bool(here),
-        fact=fact,
+        rows=rows,
         facts=facts,
     )
 
@@ -218,15 +224,28 @@ def _chosen(
     shapes: list[tuple[int, int, int]],
     names: tuple[str, ...],
     mean: Array,
-    workloads: tuple[str, ...],
-) -> tuple[int | None, Facts | None]:
-    """The fastest measured point; by the model where several workloads, or a row without a rate, leave it open."""
+    shares: Mapping[str, float],
+) -> tuple[int | None, tuple[tuple[float, Facts], ...]]:
+    """The fastest measured point; by the model where no point has a rate of every workload."""
     here = [f for f in here if f.row.comm in names]
     if not here:
-        return None, None
-    point = {id(f): names.index(f.row.comm) * len(shapes) + shapes.index(f.shape) for f in here}
-    if len(workloads) == 1 and any(f.rate is not None for f in here):
-        best = max(here, key=lambda f: f.rate or 0.0)
-    else:
-        best = max(here, key=lambda f: float(mean[point[id(f)]]))
-    return point[id(best)], best if len(workloads) == 1 else None
+        return None, ()
+    best: dict[int, dict[str, Facts]] = {}
+    for f in here:
+        rows = best.setdefault(names.index(f.row.comm) * len(shapes) + shapes.index(f.shape), {})
+        before = rows.get(f.row.workload)
+        if before is None or (f.rate or 0.0) > (before.rate or 0.0):
+            rows[f.row.workload] = f
+    whole = {j: mixed_rate(shares, rows) for j, rows in best.items()}
+    timed = {j: rate for j, rate in whole.items() if rate is not None}
+    point = max(timed, key=lambda j: timed[j]) if timed else max(best, key=lambda j: float(mean[j]))
+    complete = set(best[point]) == set(shares)
+    return point, tuple((share, best[point][w]) for w, share in shares.items()) if complete else ()
+
+
+def mixed_rate(shares: Mapping[str, float], rows: Mapping[str, Facts]) -> float | None:
+    """Rate of a mixture of workloads, shares of tokens: harmonic; None where one of them has none."""
+    rates = {w: rows[w].rate if w in rows else None for w in shares}
+    if any(rate is None for rate in rates.values()):
+        return None
+    return 1.0 / sum(share / (rates[w] or 1.0) for w, share in shares.items())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specmodel.diagnosed import Case, interval_90
 from specmodel.diagnosis import Culprit, Finding
 from specmodel.drafters import STEP_COST, Reach, acceptance_a_draft, chain_length, reach_of_kind
-from specmodel.expectations import plain_of, shape_text
+from specmodel.expectations import Facts, plain_of, shape_text
 from specmodel.levers import KNOWN
 from specmodel.parts import verify_terms
 from specmodel.speeds import Noise, stated_speed
@@ -25,6 +25,8 @@ __all__ = ["Balance", "Quantity", "balance_of", "percent", "verdict_of"]
 
 Array = NDArray[np.float64]
 NORMAL_90 = 1.645
+MARGIN = 0.97
+"""A number is out of the usual where it is so even by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,8 @@ class Balance:
     speedup: Quantity
     length_stated: bool
     plain_measured: bool
-    experts: float
-    """Plain steps of a cycle that the experts touched by the further tokens cost: the target's, not the engine's."""
+    experts: Array
+    """Plain steps that the experts touched by further tokens cost, of every point: the target's, not the engine's."""
 
 
 def balance_of(case: Case) -> Balance:
@@ -66,22 +68,20 @@ def balance_of(case: Case) -> Balance:
     length_draws = parts.acceptance_length[:, at]
     speedup_draws = parts.tok_s[:, at] / parts.tok_s[:, base]
     cycle, length, speedup = (_of_draws(x) for x in (cycle_draws, length_draws, speedup_draws))
-    fact = case.fact
     known = case.model.measured.positions
-    stated = (fact is not None and fact.length is not None) or all(
-        known.get(w, 0) >= case.shape[0] for w in case.workloads
-    )
-    plain = None
-    if fact is not None:
-        ends = plain_of(case.facts, fact)
-        plain = case.plain_tok_s if ends is None else sum(ends) / 2
-    if fact is not None and fact.rate is not None and plain is not None:
+    stated = all(known.get(w, 0) >= case.shape[0] for w in case.workloads)
+    rows = case.rows
+    if rows and all(f.length is not None for _, f in rows):
+        stated = True
+    rate, plain = _mixed([(share, f.rate) for share, f in rows]), _mixed([(s, _plain_of(case, f)) for s, f in rows])
+    if rate is not None and plain is not None:
         sd = _speed_sd(case)
         length_sd = float(np.std(np.log(length_draws)))
-        speedup = _around(fact.rate / plain, sd)
-        if fact.length is not None:
-            length = _around(fact.length, length_sd)
-            cycle = _around(fact.length * plain / fact.rate, float(np.hypot(sd, length_sd)))
+        speedup = _around(rate / plain, sd)
+        emitted = _mixed([(share, f.length) for share, f in rows])
+        if emitted is not None:
+            length = _around(emitted, length_sd)
+            cycle = _around(emitted * plain / rate, float(np.hypot(sd, length_sd)))
     return Balance(
         cycle=cycle,
         length=Quantity(value=length.value, low=max(length.low, 1.0), high=length.high),
@@ -90,6 +90,18 @@ def balance_of(case: Case) -> Balance:
         plain_measured=case.plain_tok_s is not None,
         experts=_experts(case),
     )
+
+
+def _plain_of(case: Case, fact: Facts) -> float | None:
+    ends = plain_of(case.facts, fact)
+    return case.plain_tok_s if ends is None else sum(ends) / 2
+
+
+def _mixed(values: Sequence[tuple[float, float | None]]) -> float | None:
+    """Harmonic mean by shares of tokens; None where one is missing, or there is none."""
+    if not values or any(value is None for _, value in values):
+        return None
+    return 1.0 / sum(share / (value or 1.0) for share, value in values)
 
 
 def _of_draws(draws: Array) -> Quantity:
@@ -105,7 +117,8 @@ def _around(value: float, sd: float) -> Quantity:
 def _speed_sd(case: Case) -> float:
     """Relative standard deviation of the quotient of the two speeds, as noisy as the file has proved to be."""
     noise, model = Noise(), case.model
-    out = 0.0 if case.fact is None else (stated_speed(case.fact.row, noise) or ("", 0.0, noise.cycle))[2] ** 2
+    own = [(stated_speed(f.row, noise) or ("", 0.0, noise.cycle))[2] for _, f in case.rows]
+    out = max(own, default=noise.cycle) ** 2
     plain = [
         stated[2]
         for row in model.calibration.measurements.cycles
@@ -115,12 +128,13 @@ def _speed_sd(case: Case) -> float:
     return float(np.sqrt(out * max(model.posteriors[0].noise_scale, 1.0)))
 
 
-def _experts(case: Case) -> float:
+def _experts(case: Case) -> Array:
+    """Of every point."""
     if case.model.deployment.structure.num_experts == 0:
-        return 0.0
+        return np.zeros(len(case.far))
     experts = verify_terms(case.model, case.request)["experts"]
     plain_ms = float(np.median(case.parts.cycle_ms[:, case.plain]))
-    return max(float(experts[case.chosen] - experts[case.plain]), 0.0) / plain_ms
+    return np.asarray(np.maximum(experts - experts[case.plain], 0.0) / plain_ms)
 
 
 def verdict_of(case: Case, balance: Balance, findings: Sequence[Finding]) -> tuple[str, Culprit]:
@@ -149,6 +163,8 @@ def verdict_of(case: Case, balance: Balance, findings: Sequence[Finding]) -> tup
     )
     tail, culprit = _who(case, balance)
     told = "" if case.measured else "; predicted, not measured"
+    if case.measured and not balance.plain_measured:
+        told = "; plain decoding at this batch is predicted, not measured"
     return f"{head}: {tail}{told}", culprit
 
 
@@ -159,7 +175,7 @@ def _impossible(case: Case, findings: Sequence[Finding]) -> str | None:
         for f in findings
         if f.flag in ("speedup_exceeds_acceptance_length", "acceptance_length_exceeds_steps_plus_one")
     ]
-    rows = [f.index for f in case.facts if case.fact is None or f.index == case.fact.index]
+    rows = [f.index for _, f in case.rows] or [f.index for f in case.facts]
     for finding in bad:
         if any(f"cycles[{i}]" in finding.where for i in rows if case.facts[i].row.batch == case.batch):
             return finding.message
@@ -210,30 +226,25 @@ def _unmeasured(case: Case, balance: Balance, name: str) -> str:
 
 def _without_length(case: Case, balance: Balance, name: str) -> tuple[str, Culprit]:
     """Speeds alone: their ratio is known, what it is made of is not, unless one end decides."""
-    speedup, at = balance.speedup, balance.cycle
-    low, high = (bound / speedup.value for bound in (1.0, case.shape[0] + 1.0))
-    low = max(low, at.low)
-    gain = _gain_text(speedup)
+    speedup, gain = balance.speedup, _gain_text(balance.speedup)
+    low, high = max(1.0 / speedup.value, 1.0), (case.shape[0] + 1.0) / speedup.value
     if speedup.low > 1.0:
         return (
             f"one cycle of {name} costs {low:.2f} to {high:.2f} plain steps, you need an acceptance length above that "
             f"and have it, though it is not stated: nothing is the problem, {gain}",
             "nothing",
         )
-    start = (
-        f"{gain}: one cycle of {name} costs {low:.2f} to {high:.2f} plain steps and no acceptance length is stated: "
-    )
-    if at.low > _usual(case.shape[0], STEP_COST.high, balance):
-        return (
-            f"one cycle of {name} costs at least {low:.2f} plain steps, you need an acceptance length above that, and "
-            f"have none stated: the engine is the problem, {gain}",
-            "engine",
-        )
-    return f"{start}whether the drafter or the engine is the problem cannot be told; state it", "unknown"
+    start = f"one cycle of {name} costs {low:.2f} to {high:.2f} plain steps, you need an acceptance length above that"
+    if low > _usual(case, balance, STEP_COST.high):
+        return f"{start}, and have none stated: the engine is the problem, {gain}", "engine"
+    text = f"{start}, and none is stated: {gain}, and whether the drafter or the engine is the problem cannot be told"
+    return f"{text}; state the acceptance length", "unknown"
 
 
-def _usual(steps: int, per_step: float, balance: Balance) -> float:
-    return 1.0 + per_step * steps + balance.experts
+def _usual(case: Case, balance: Balance, per_step: float, point: int | None = None) -> float:
+    """Plain steps of a cycle at so much a step, and what the target's experts add."""
+    at = case.chosen if point is None else point
+    return 1.0 + per_step * case.shapes[at % len(case.shapes)][0] + float(balance.experts[at])
 
 
 def percent(value: float) -> str:
@@ -255,44 +266,65 @@ def _who(case: Case, balance: Balance) -> tuple[str, Culprit]:
     steps, _, _ = case.shape
     gain = _gain_text(balance.speedup)
     reach = reach_of_kind(case.model.calibration.model.method)
-    lower = reach is not None and balance.length.high < chain_length(reach.low, steps)
-    dearer = balance.cycle.low > _usual(steps, STEP_COST.high, balance)
+    lower = reach is not None and balance.length.high < MARGIN * chain_length(reach.low, steps)
+    dear = _dear(case, balance)
+    drafter = _drafter_text(case, balance, reach)
+    engine = dear or _engine_text(case, balance, case.chosen, balance.cycle.value)
     if balance.speedup.low > 1.0:
-        rider = ""
-        if lower and reach is not None:
-            rider = f"; the drafter could be better: {_drafter_text(case, balance, reach)}"
-        elif dearer:
-            rider = f"; the engine could be better: {_engine_text(balance, steps)}"
+        rider = f"; the drafter could be better: {drafter}" if lower else ""
+        rider = rider or (f"; the engine could be better: {dear}" if dear else "")
         return f"nothing is the problem, {gain}{rider}", "nothing"
     if not balance.speedup.known:
         return f"{gain}: which of drafter and engine is the problem cannot be told", "unknown"
     other = _another_length(case)
     if other is not None:
         return f"the number of steps is the problem, {gain}; {other} would gain", "steps"
-    drafter, engine = _drafter_text(case, balance, reach), _engine_text(balance, steps)
-    if lower and dearer:
+    if lower and dear:
         return f"drafter and engine are both the problem, {gain}: {drafter}, and {engine}", "both"
     if lower:
         return f"the drafter is the problem, {gain}: {drafter}", "drafter"
-    if dearer:
+    if dear:
         return f"the engine is the problem, {gain}: {engine}", "engine"
-    usual = _usual(steps, STEP_COST.typical, balance)
+    usual = _usual(case, balance, STEP_COST.typical)
     if reach is None:
         if balance.cycle.high < 1.1 * usual:
             text = f"the drafter is the problem, {gain}: a cycle costs no more than usual ({usual:.2f} plain steps)"
             return f"{text}, what is accepted of this text is too little", "drafter"
-        return (
-            f"{gain}: whether drafter or engine is the problem cannot be told; neither is out of the usual",
-            "unknown",
-        )
+        text = f"{gain}: whether drafter or engine is the problem cannot be told; neither is out of the usual"
+        return text, "unknown"
     # Neither stands out by itself: what each would bring as an ordinary one of its kind.
-    by_drafter, by_engine = chain_length(reach.typical, steps) / balance.length.value, balance.cycle.value / usual
-    gap = 1.0 / balance.speedup.value
-    if by_drafter > gap and by_drafter > by_engine:
+    by_drafter = float(np.log(chain_length(reach.typical, steps) / balance.length.value))
+    by_engine = float(np.log(balance.cycle.value / usual))
+    gap = -float(np.log(balance.speedup.value))
+    if max(by_drafter, by_engine) <= 0.0 or by_drafter + by_engine < gap:
+        return f"{gain}, and neither drafter nor engine is out of the usual: speculation does not pay here", "unknown"
+    if min(by_drafter, by_engine) > max(by_drafter, by_engine) / 2.0:
+        return f"drafter and engine are both the problem, {gain}: {drafter}; {engine}", "both"
+    if by_drafter > by_engine:
         return f"the drafter more than the engine is the problem, {gain}: {drafter}", "drafter"
-    if by_engine > gap:
-        return f"the engine more than the drafter is the problem, {gain}: {engine}", "engine"
-    return f"{gain}, and neither drafter nor engine is out of the usual: speculation does not pay here", "unknown"
+    return f"the engine more than the drafter is the problem, {gain}: {engine}", "engine"
+
+
+def _dear(case: Case, balance: Balance) -> str | None:
+    """What says that a cycle costs more than nearly all published ones: the diagnosed, or another chain beside it."""
+    worst, text = 1.0, None
+    first = case.comms.index(case.comm) * len(case.shapes)
+    for f in case.facts:
+        row = f.row
+        beside = row.num_steps and row.topk == 1 and (row.batch, row.comm) == (case.batch, case.comm)
+        plain = _plain_of(case, f)
+        if not beside or row.workload not in case.workloads or f.shape not in case.shapes:
+            continue
+        if f.cycle_ms is None or plain is None or row.context_tokens not in (case.context_tokens, None):
+            continue
+        at = first + case.shapes.index(f.shape)
+        cycle = f.cycle_ms[0] * plain / (1000.0 * row.batch)
+        ratio = MARGIN * cycle / _usual(case, balance, STEP_COST.high, at)
+        if ratio > worst:
+            worst, text = ratio, _engine_text(case, balance, at, cycle)
+    if text is None and balance.cycle.low > _usual(case, balance, STEP_COST.high):
+        return _engine_text(case, balance, case.chosen, balance.cycle.value)
+    return text
 
 
 def _drafter_text(case: Case, balance: Balance, reach: Reach | None) -> str:
@@ -309,10 +341,10 @@ def _drafter_text(case: Case, balance: Balance, reach: Reach | None) -> str:
     return f"{each:.2f} a draft is accepted, and {reach.kind} drafters mostly reach {reach.low:.2f} to {reach.high:.2f}"
 
 
-def _engine_text(balance: Balance, steps: int) -> str:
-    low, high = (_usual(steps, cost, balance) for cost in (STEP_COST.low, STEP_COST.high))
-    name = shape_text(steps, 1, steps + 1)
-    return f"a cycle of {name} mostly costs {low:.2f} to {high:.2f} plain steps, and {balance.cycle.value:.2f} here"
+def _engine_text(case: Case, balance: Balance, point: int, cycle: float) -> str:
+    low, high = (_usual(case, balance, cost, point) for cost in (STEP_COST.low, STEP_COST.high))
+    name = shape_text(*case.shapes[point % len(case.shapes)])
+    return f"a cycle of {name} mostly costs {low:.2f} to {high:.2f} plain steps, and {cycle:.2f} here"
 
 
 def _another_length(case: Case) -> str | None:
