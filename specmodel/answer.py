@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from specmodel.launch.plan import shell_env
 
 if TYPE_CHECKING:
+    from specmodel.launch.plan import Launch
     from specmodel.model import FittedModel
     from specmodel.optimum import Candidate, Optimum
     from specmodel.schedule import ScheduleStep
@@ -45,9 +46,13 @@ def candidate_document(c: Candidate) -> dict[str, Any]:
 
 
 def answer_document(
-    model: FittedModel, optima: Sequence[Optimum], steps: Sequence[ScheduleStep], refusals: Sequence[str | None]
+    model: FittedModel,
+    optima: Sequence[Optimum],
+    steps: Sequence[ScheduleStep],
+    refusals: Sequence[str | None],
+    launch: Launch | None = None,
 ) -> dict[str, Any]:
-    """Return the answer as ``specmodel.optimum/1``."""
+    """Return the answer as ``specmodel.optimum/1``; `launch` is how an engine runs it, where it is recommended."""
     warnings = dict.fromkeys(w for optimum in optima for w in optimum.warnings)
     warnings |= dict.fromkeys(f"not recommended: {text}" for text in refusals if text)
     return {
@@ -65,6 +70,7 @@ def answer_document(
             for step in steps
         ],
         "comm_settings": comm_settings(model),
+        "launch": None if launch is None else launch.to_dict(),
         "warnings": list(warnings),
     }
 

@@ -34,6 +34,10 @@ BEST = {
     "extrapolated",
     "measured",
 }
+LAUNCH = {"engine", "version", "version_assumed", "env", "command", "files", "notes", "validation"} | {
+    "capture_sizes",
+    "capture_tokens",
+}
 OPTIMUM = {"batch", "best", "ties", "table", "plain", "ceilings", "expected_regret", "measure_next", "unmeasured"}
 
 
@@ -67,7 +71,8 @@ def batch_of(found: dict[str, Any]) -> float:
 )
 def test_optimize(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
     found = answer(capsys, "optimize", *arguments)
-    assert set(found) == {"schema", "optima", "schedule", "comm_settings", "warnings"}
+    assert set(found) == {"schema", "optima", "schedule", "comm_settings", "launch", "warnings"}
+    assert found["launch"] is None or set(found["launch"]) == LAUNCH
     assert found["schema"] == "specmodel.optimum/1"
     for optimum in found["optima"]:
         assert set(optimum) == OPTIMUM

@@ -1,6 +1,9 @@
 """The launch line of a recommendation: for the engine of the file, with its settings, copied and run as it stands."""
 
+import argparse
+import dataclasses
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -10,8 +13,12 @@ from typing import Any
 import pytest
 
 import specmodel as sm
-from specmodel.launch.lines import launch_lines
+from specmodel.cli import main
+from specmodel.commands.launching import engine_version
+from specmodel.launch.lines import launch_lines, launch_of
 from specmodel.model import FittedModel
+
+ROOT = Path(__file__).parents[1]
 
 
 def fitted(engine: str | None, version: str | None = None, batches: tuple[float, ...] = (1,)) -> FittedModel:
@@ -90,6 +97,119 @@ def test_a_schedule_over_batches_is_in_it() -> None:
     text = "\n".join(lines)
     assert "cat > adaptive.json" in text
     assert "--max-running-requests 17" in text.replace(" \\\n ", "")
+
+
+def answer(model: FittedModel, engine: tuple[str, str | None] | None = None) -> Any:
+    optima = [sm.optimize(model, batch=batch, comm="tuned") for batch in model.measured.batches]
+    return optima, launch_of(model, optima, sm.schedule(optima), engine)
+
+
+def test_another_engine_is_written_with_what_is_to_be_known_of_it() -> None:
+    model = fitted("sglang", "0.5.13")
+    _, made = answer(model, ("vllm", None))
+    assert (made.engine, made.version, made.assumed) == ("vllm", "0.26.0", True)
+    assert "--some-flag" not in made.command
+    assert "measured under sglang" in made.notes[0]
+    assert "flags of sglang are left out: --some-flag" in made.notes[1]
+    _, made = answer(model, ("sglang", None))
+    assert (made.version, made.assumed) == ("0.5.13", False)
+    assert "--some-flag" in made.command
+    _, made = answer(model, ("sglang", "0.5.18"))
+    assert made.version == "0.5.18"
+    _, made = answer(fitted(None), ("trtllm", "1.3.0"))
+    assert "config.yaml" in made.files
+
+
+def test_acceptance_is_pinned_to_the_curve_of_the_answer() -> None:
+    optima, made = answer(fitted("vllm"))
+    lengths = {c.num_steps: c.acceptance_length for c in optima[0].table if c.topk == 1}
+    (line,) = made.validation
+    rates = json.loads(shlex.split(line)[1])["synthetic_acceptance_rates"]
+    assert rates == pytest.approx([lengths[k] - lengths[k - 1] for k in range(1, len(rates) + 1)], abs=1e-4)
+    _, made = answer(fitted("sglang"))
+    assert f"SGLANG_SIMULATE_ACC_LEN={lengths[3]:.4g} " in made.validation[0]
+
+
+def test_an_engine_without_a_schedule_gets_the_steps_that_lose_least() -> None:
+    model = fitted("llama.cpp", "b10472", batches=(1, 4, 8, 16))
+    optima = [sm.optimize(model, batch=batch, comm="tuned") for batch in model.measured.batches]
+    steps = sm.schedule(optima)
+    made = launch_of(model, optima, steps)
+    assert made is not None
+    assert made.command is not None
+    words = shlex.split(made.command.replace("\\\n", " "))
+    chosen = int(words[words.index("--spec-draft-n-max") + 1]) if "--spec-draft-n-max" in words else 0
+
+    def lost(k: int) -> float:
+        tables = [{c.num_steps: c.tok_s for c in o.table} for o in optima]
+        return sum(math.log(max(table.values()) / table[k]) for table in tables)
+
+    assert len({s.num_steps for s in steps}) > 1
+    assert chosen == min((c.num_steps for c in optima[0].table if c.num_steps <= 3), key=lost)
+
+
+def test_a_table_of_step_times_for_parallel_drafters() -> None:
+    model = fitted("sglang", "0.5.18", batches=(1, 4, 16))
+    cal = dataclasses.replace(model.calibration, model=dataclasses.replace(model.calibration.model, method="parallel"))
+    optima, made = answer(sm.fit(cal))
+    table = json.loads(made.files["sps.json"])
+    tokens, rates = table["sample_batch_tokens"], table["sample_steps_per_sec"]
+    assert tokens == sorted(set(tokens))
+    assert rates == sorted(rates, reverse=True)
+    largest = max(o.batch for o in optima)
+    (c,) = [c for c in optima[-1].table if largest * c.num_draft_tokens == tokens[-1] and c.num_steps]
+    assert rates[-1] == pytest.approx(1e3 / c.cycle_ms, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("vllm", ("vllm", None)),
+        ("SGLang:0.5.18", ("sglang", "0.5.18")),
+        ("tensorrt-llm:1.3.0rc1", ("trtllm", "1.3.0rc1")),
+        ("llama.cpp:b10472", ("llamacpp", "b10472")),
+    ],
+)
+def test_engines_by_name_and_version(text: str, read: tuple[str, str | None]) -> None:
+    assert engine_version(text) == read
+
+
+@pytest.mark.parametrize("text", ["", "mlc", "vllm:", "vllm:main", "vllm:1;reboot", ":1.2"])
+def test_engines_that_are_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        engine_version(text)
+
+
+def test_the_screen_and_the_object_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.json"
+    sm.dump(fitted("sglang", "0.5.18").calibration, path)
+    assert main(["optimize", str(path), "--engine", "vllm:0.26.0"]) == 0
+    screen = capsys.readouterr().out
+    assert "vllm serve" in screen
+    assert "# to check the cost model with acceptance pinned (never in production):" in screen
+    (pinned,) = [line for line in screen.splitlines() if line.startswith("#   ")]
+    json.loads(shlex.split(pinned.removeprefix("#   "))[1])
+    assert main(["optimize", str(path), "--engine", "vllm:0.26.0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["launch"]
+    assert (found["engine"], found["version"], found["version_assumed"]) == ("vllm", "0.26.0", False)
+    assert found["capture_tokens"] == [size * 4 for size in found["capture_sizes"]]
+    assert main(["optimize", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["launch"]["engine"] == "sglang"
+
+
+def test_what_is_not_recommended_is_not_launched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The log of one server with speculation on: nothing tells whether another length is faster."""
+    log = ROOT / "tests" / "data" / "engines" / "sglang_v0518_eagle3_tp8_clean.log"
+    out = tmp_path / "calib.yaml"
+    assert main(["ingest", str(log), "-q", "-o", str(out)]) == 0
+    for words in ([], ["--engine", "sglang"]):
+        assert main(["optimize", str(out), *words]) == 1
+        screen = capsys.readouterr().out
+        assert "sglang.launch_server" not in screen
+        assert screen.splitlines()[-1].startswith("No recommendation")
+    assert "launch     none, as nothing is recommended" in screen
+    assert main(["optimize", str(out), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["launch"] is None
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm", "llamacpp"])

@@ -57,9 +57,11 @@ def test_sglang_chain_verifies_one_token_more_than_it_drafts():
     assert option(made.command, "--speculative-num-steps") == "3"
     assert option(made.command, "--speculative-num-draft-tokens") == "4"
     assert option(made.command, "--speculative-eagle-topk") == "1"
-    assert option(made.command, "--cuda-graph-max-bs") == "16"
+    assert option(made.command, "--cuda-graph-max-bs-decode") == "16"
     assert option(made.command, "--max-running-requests") == "16"
     assert not made.assumed
+    # The shorter names of the graphs' options are the only ones before 0.5.15.
+    assert option(launch(plan(), "sglang", "0.5.13").command, "--cuda-graph-max-bs") == "16"
 
 
 def test_sglang_names_what_a_tree_needs_and_the_default_cap():
@@ -78,7 +80,8 @@ def test_sglang_schedule_is_a_fixed_adaptive_configuration():
     steps = int(option(made.command, "--speculative-num-steps"))
     assert steps in {k for entry in config.values() for k in entry["candidate_steps"]}
     # A batch is padded up before its range is looked up: within every range the padded batch is in the range too.
-    sizes = [int(s) for s in made.command.split("--cuda-graph-bs ")[1].split(" --")[0].split()]
+    sizes = [int(s) for s in made.command.split("--cuda-graph-bs-decode ")[1].split(" --")[0].split()]
+    assert made.capture_sizes == tuple(sizes)
     for batch in range(1, 33):
         padded = next(size for size in sizes if size >= batch)
         ranges = [next(r for r in SCHEDULE if r.batch_from <= b <= (r.batch_to or b)) for b in (batch, padded)]
@@ -130,6 +133,55 @@ def test_vllm_captures_what_the_recommendation_needs_beyond_its_default():
     assert max(sizes) == 256 * 4
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("schedule", [(), SCHEDULE], ids=["one shape", "schedule"])
+def test_captures_are_sequences_times_tokens_of_what_is_deployed(engine, schedule):
+    made = launch(plan(num_steps=3, schedule=schedule, max_batch=32), engine)
+    assert made.capture_sizes[-1] == 32
+    for size, tokens in zip(made.capture_sizes, made.capture_tokens, strict=True):
+        steps = next(r.num_steps for r in SCHEDULE if r.batch_to is None or size <= r.batch_to)
+        assert tokens == size * (1 + (steps if schedule and engine != "llamacpp" else 3))
+    assert made.to_dict()["capture_tokens"] == list(made.capture_tokens)
+
+
+def test_the_sizes_that_vllm_captures_follow_its_schedule():
+    falling = (
+        BatchRange(batch_from=1, batch_to=64, num_steps=5),
+        BatchRange(batch_from=65, batch_to=None, num_steps=1),
+    )
+    made = launch(plan(num_steps=5, schedule=falling, max_batch=512), "vllm", "0.26.0")
+    sizes = json.loads(option(made.command, "--compilation-config"))["cudagraph_capture_sizes"]
+    assert sizes == sorted(set(made.capture_tokens))
+    assert {64 * 6, 512 * 2} <= set(sizes)
+    assert 512 * 6 not in sizes
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_cap_of_the_server_is_said(engine):
+    made = launch(plan(max_batch=24), engine)
+    (note,) = [note for note in made.notes if "caps the server at the largest batch" in note]
+    name = note.split()[0]
+    assert option(made.command, name) == "24"
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "changes"),
+    [
+        ("sglang", "0.5.12", {}),
+        ("vllm", "0.23.0", {}),
+        ("llamacpp", "b10472", {}),
+        ("vllm", "0.26", {"data_parallel": 2}),
+    ],
+)
+def test_without_a_schedule_the_best_single_shape_is_deployed(engine, version, changes):
+    """The plan's own steps are those that lose least over all batches; the longest of the ranges are not."""
+    made = launch(plan(num_steps=1, schedule=SCHEDULE, max_batch=32, **changes), engine, version)
+    name = {"sglang": "--speculative-num-steps", "llamacpp": "--spec-draft-n-max"}.get(engine)
+    steps = int(option(made.command, name)) if name else config_of(made)["num_speculative_tokens"]
+    assert steps == 1
+    assert any("no schedule by batch" in note and "1 step at every batch" in note for note in made.notes)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
 def test_engines_without_trees_say_so_and_give_no_command(engine):
     made = launch(plan(num_steps=3, topk=4, num_draft_tokens=8), engine)
@@ -158,6 +210,25 @@ def test_trtllm_refuses_a_schedule_that_drafts_more_at_larger_batches():
     made = launch(plan(num_steps=3, schedule=rising), "trtllm")
     assert "draft_len_schedule" not in yaml_of(made)["speculative_config"]
     assert any("smallest batch must draft the most" in note for note in made.notes)
+
+
+def test_trtllm_refuses_a_tree_that_its_engine_would():
+    made = launch(plan(num_steps=3, topk=2, num_draft_tokens=12), "trtllm")
+    assert made.command is None
+    assert "verifies 4 to 7 tokens" in made.notes[0]
+
+
+@pytest.mark.parametrize("name", ["a: b", "x\nEOF\ntouch INJECTED", 'quo"te', "it's", "- x", "{a}", "#c", "\u2028"])
+def test_trtllm_names_are_yaml_strings(name):
+    made = launch(plan(draft=name), "trtllm")
+    assert yaml_of(made)["speculative_config"]["speculative_model"] == name
+    assert "EOF" not in made.files["config.yaml"].split("\n")
+
+
+def test_sglang_has_no_standalone_drafter_under_data_parallel_attention():
+    made = launch(plan(method="draft_model", flags=("--enable-dp-attention",)), "sglang")
+    assert made.command is None
+    assert "no STANDALONE under --enable-dp-attention" in made.notes[0]
 
 
 def test_trtllm_trees_and_older_spellings():
@@ -195,6 +266,26 @@ def test_pinned_acceptance_of_each_engine_is_the_calibrated_one():
     for one in made.values():
         production = [line for line in one.lines() if not line.startswith("#")]
         assert not any("SIMULATE" in line or "synthetic" in line or "FORCE" in line for line in production)
+
+
+def test_each_range_of_a_schedule_pins_its_own_length():
+    made = {e: launch(plan(num_steps=5, schedule=SCHEDULE, survival=CURVE, max_batch=32), e) for e in ENGINES}
+    lengths = [1 + sum(CURVE[:5]), 1 + sum(CURVE[:3])]
+    sglang = [line for line in made["sglang"].validation if "ACC_LEN" in line]
+    assert [f"ACC_LEN={length:.4g} " in line for length, line in zip(lengths, sglang, strict=True)] == [True, True]
+    assert ["batch 1 to 7" in sglang[0], "batch 8 to 23" in sglang[1]] == [True, True]
+    trtllm = made["trtllm"].validation
+    assert [f"TOKENS={length - 1:.4g} " in line for length, line in zip(lengths, trtllm, strict=True)] == [True, True]
+    (line,) = made["vllm"].validation
+    assert json.loads(shlex.split(line)[1])["synthetic_acceptance_rates"] == list(CURVE)
+
+
+def test_where_nothing_pins_acceptance_it_is_said():
+    tree = launch(plan(num_steps=3, topk=4, num_draft_tokens=8, survival=CURVE), "sglang")
+    assert tree.validation == ()
+    assert any("pinned for chains" in note for note in tree.notes)
+    llama = launch(plan(method="draft_model", survival=CURVE), "llamacpp")
+    assert any("cannot pin acceptance" in note for note in llama.notes)
 
 
 def test_a_curve_too_short_pins_nothing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from specmodel.commands import options, output
+from specmodel.commands import launching, options, output
 
 if TYPE_CHECKING:
     from specmodel.model import FittedModel
@@ -18,6 +18,7 @@ EXAMPLES = """\
   specmodel optimize calib.yaml --trees 5x4x8,3x2x6       draft trees beside the chains
   specmodel optimize calib.yaml --trees auto              the best few trees by the model, too
   specmodel optimize calib.yaml --objective goodput --max-tpot-ms 25 --batch 1=0.2,8=0.5,32=0.3
+  specmodel optimize calib.yaml --engine vllm:0.26        its flags or files, for the version named
   specmodel optimize calib.yaml --plot tok_s.svg
   specmodel optimize calib.yaml --json | jq .optima[0].best
 """
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=options.figure_path, metavar="FILE", help="write a figure too: .png, .svg or .pdf"
     )
+    launching.add_engine(parser)
     options.add_json(parser)
 
 
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     model = output.fitted(args.calibration, args)
     from specmodel import words
     from specmodel.answer import answer_document
+    from specmodel.launch.lines import launch_of
     from specmodel.schedule import schedule
 
     optima = answers(model, args)
@@ -58,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _plot(args, model, optima)
     if args.json:
-        output.write_json(answer_document(model, optima, steps, refusals))
+        launch = None if any(refusals) else launch_of(model, optima, steps, args.engine)
+        output.write_json(answer_document(model, optima, steps, refusals, launch))
     else:
         from specmodel.commands.optimize_screen import screen
 

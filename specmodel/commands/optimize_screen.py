@@ -62,7 +62,10 @@ def screen(
     lacking = absent(cal)
     facts: Items = [("given", given(cal))] + ([("not given", lacking)] if lacking else [])
     blocks: list[Block] = [head, Entries(items=facts)]
-    lines, notes = ([], []) if any(refusals) else launch_lines(model, optima, steps, width)
+    if any(refusals):
+        lines, notes = [], ["none, as nothing is recommended"] if args.engine is not None else []
+    else:
+        lines, notes = launch_lines(model, optima, steps, width, args.engine)
     if len(optima) == 1:
         blocks += _one(model, optima[0], launched=bool(lines))
     else:

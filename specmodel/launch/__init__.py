@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from specmodel.errors import UsageError
 from specmodel.launch import llamacpp, sglang, trtllm, vllm
-from specmodel.launch.plan import BatchRange, Launch, Plan, capture_sizes, safe_for_shell
+from specmodel.launch.plan import BatchRange, Launch, Plan, capture_sizes, capture_tokens, safe_for_shell
 
 __all__ = ["ENGINES", "BatchRange", "Launch", "Plan", "capture_sizes", "launch"]
 
@@ -43,16 +43,18 @@ def launch(plan: Plan, engine: str, version: str | None = None) -> Launch:
     number = _numbers(used, engine)
     _check_schedule(plan.schedule)
     plan, left_out = safe_for_shell(plan)
-    command, files, notes, validation = _WRITERS[engine](plan, number)
+    parts = _WRITERS[engine](plan, number)
     return Launch(
         engine=engine,
         version=used,
         assumed=version is None,
         env=dict(plan.env),
-        command=command,
-        files=files,
-        notes=(*_comm_notes(plan, engine, number), *notes, *left_out),
-        validation=tuple(validation),
+        command=parts.command,
+        files=dict(parts.files),
+        notes=(*_comm_notes(plan, engine, number), *parts.notes, *left_out),
+        validation=tuple(parts.validation),
+        capture_sizes=capture_sizes(plan) if parts.command is not None else (),
+        capture_tokens=capture_tokens(plan, parts.ranges) if parts.command is not None else (),
     )
 
 

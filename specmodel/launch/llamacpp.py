@@ -5,8 +5,11 @@ from __future__ import annotations
 from specmodel.launch.plan import (
     Parts,
     Plan,
+    cap_note,
+    capture_sizes,
     join,
     model_word,
+    no_schedule,
     ranges_of,
 )
 
@@ -28,25 +31,35 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
     notes: list[str] = []
     steps = plan.num_steps
     if plan.topk > 1:
-        return None, {}, ["llama-server verifies chains only: decide again without --trees"], []
+        return Parts(notes=["llama-server verifies chains only: decide again without --trees"])
     if ranges_of(plan):
-        notes.append(f"no schedule by batch: llama.cpp drafts the same number at every batch ({steps} here)")
+        notes.append(no_schedule(plan, "llama.cpp drafts the same number at every batch"))
     renamed = version[0] >= RENAMED
-    words = [f"llama-server -m {model_word(plan.target, 'MODEL')}.gguf"]
+    words = [f"llama-server -m {_file(plan.target, 'MODEL')}"]
     if steps:
         kind = TYPES.get(plan.method or "draft_model")
         if kind is None:
-            return None, {}, [f"llama.cpp has no drafter of the kind {plan.method}"], []
+            return Parts(notes=[f"llama.cpp has no drafter of the kind {plan.method}"])
+        if not renamed and kind != "draft-simple":
+            return Parts(notes=[f"builds before about b{RENAMED} (13 May 2026) know a separate draft model only"])
         if not kind.startswith("ngram") and kind != "draft-mtp":
-            words += [f"-md {model_word(plan.draft, 'DRAFT')}.gguf"]
+            words += [f"-md {_file(plan.draft, 'DRAFT')}"]
         words += [f"--spec-type {kind}", f"--spec-draft-n-max {steps}"] if renamed else [f"--draft-max {steps}"]
         # Unless it is 0, drafting stops early where the drafter is unsure, and the cycle is not the calibrated one.
         words += ["--spec-draft-p-min 0" if renamed else "--draft-p-min 0"]
         other = "--draft-max" if renamed else "--spec-type and --spec-draft-n-max"
         notes.append(f"builds {'before' if renamed else 'since'} about b{RENAMED} (13 May 2026) spell it {other}")
-        if not renamed and kind != "draft-simple":
-            notes.append("builds before that know a separate draft model only")
     words += [f"-np {plan.max_batch}", "--metrics"]
+    notes.append(cap_note(plan, "-np"))
     if plan.flags:
         notes.append(f"flags of other engines are left out: {' '.join(plan.flags)}")
-    return join(words), {}, notes, []
+    if steps:
+        largest = capture_sizes(plan)[-1]
+        notes.append(f"graphs are made as batches come: the largest has {largest} * {steps + 1} tokens")
+        notes.append("llama.cpp cannot pin acceptance: compare with what you measure, `specmodel validate`")
+    return Parts(command=join(words), notes=notes)
+
+
+def _file(name: str | None, default: str) -> str:
+    """Return the word of a GGUF file; the ending is added where a name lacks it."""
+    return model_word(name if name is None or name.endswith(".gguf") else f"{name}.gguf", f"{default}.gguf")

@@ -13,11 +13,15 @@ __all__ = [
     "Launch",
     "Parts",
     "Plan",
+    "cap_note",
     "capture_note",
     "capture_sizes",
+    "capture_tokens",
     "expected_length",
     "join",
     "model_word",
+    "no_schedule",
+    "pinned_lengths",
     "ranges_of",
     "safe_for_shell",
     "shell_env",
@@ -42,7 +46,7 @@ class Plan:
     Attributes
     ----------
     num_steps, topk, num_draft_tokens : int
-        The draft shape; num_steps 0 is plain decoding.
+        The draft shape, the best one for all batches where there is a schedule; num_steps 0 is plain decoding.
     max_batch : int
         The most sequences that will run at a time, over all data-parallel ranks.
     env, flags
@@ -100,10 +104,13 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     validation: tuple[str, ...] = ()
+    capture_sizes: tuple[int, ...] = ()
+    """Sequences of one rank that CUDA graphs are needed for, and below the tokens that each of them verifies."""
+    capture_tokens: tuple[int, ...] = ()
 
     def lines(self) -> list[str]:
         """Write everything as one pasteable block."""
-        word = "assumed; state system.engine_version if it is another" if self.assumed else "as given"
+        word = f"assumed; --engine {self.engine}:VERSION names another" if self.assumed else "as given"
         out = [f"# {self.engine} {self.version} ({word})"]
         for name, text in self.files.items():
             out += [f"cat > {name} <<'EOF'", *text.rstrip("\n").split("\n"), "EOF"]
@@ -126,6 +133,8 @@ class Launch:
             "files": dict(self.files),
             "notes": list(self.notes),
             "validation": list(self.validation),
+            "capture_sizes": list(self.capture_sizes),
+            "capture_tokens": list(self.capture_tokens),
         }
 
 
@@ -141,11 +150,31 @@ def capture_sizes(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if 1 <= size <= largest))
 
 
+def capture_tokens(plan: Plan, ranges: Sequence[BatchRange]) -> tuple[int, ...]:
+    """Return the tokens that the target verifies at each of `capture_sizes`, by the schedule that is deployed."""
+    out = []
+    for size in capture_sizes(plan):
+        step = next((r for r in ranges if r.batch_to is None or size * plan.data_parallel <= r.batch_to), None)
+        width = plan.verify_tokens
+        if step is not None:
+            width = step.num_steps + 1 if step.topk == 1 else step.num_draft_tokens or plan.verify_tokens
+        out.append(size * width)
+    return tuple(out)
+
+
 def ranges_of(plan: Plan) -> list[BatchRange]:
     """Return the schedule as far as batches go, where it asks for more than one shape."""
     used = [step for step in plan.schedule if step.batch_from <= plan.max_batch]
     shapes = {(step.num_steps, step.topk, step.num_draft_tokens) for step in used}
     return used if len(shapes) > 1 else []
+
+
+def no_schedule(plan: Plan, why: str) -> str:
+    """Say why a schedule is not deployed, and what is instead."""
+    instead = f"{plan.num_steps} steps" if plan.num_steps != 1 else "1 step"
+    return (
+        f"no schedule by batch: {why}; {instead if plan.num_steps else 'no speculation'} at every batch, the best one"
+    )
 
 
 def expected_length(plan: Plan, num_steps: int) -> float | None:
@@ -154,15 +183,40 @@ def expected_length(plan: Plan, num_steps: int) -> float | None:
     return 1.0 + sum(curve) if num_steps and len(curve) == num_steps else None
 
 
-Parts = tuple[str | None, dict[str, str], list[str], list[str]]
+def pinned_lengths(plan: Plan, steps: int, ranges: Sequence[BatchRange]) -> list[tuple[float, str]]:
+    """Return the acceptance length to pin and for which batches: one number forces all, so each range has its own."""
+    if plan.topk > 1:
+        return []
+    asked: list[tuple[int, str]] = [(steps, "")]
+    if ranges:
+        asked = [(r.num_steps, f"batch {r.batch_from} to {r.batch_to or plan.max_batch}; ") for r in ranges]
+    found = [(expected_length(plan, k), where) for k, where in asked]
+    return [(length, where) for length, where in found if length is not None]
 
 
-def capture_note(plan: Plan, steps: int, sizes: Sequence[int], what: str) -> list[str]:
-    """Say how many tokens the largest batch verifies, which a graph must have been captured for."""
-    tokens = sizes[-1] * (steps + 1 if plan.topk == 1 else plan.verify_tokens)
-    return (
-        [f"{what}: the largest batch verifies {sizes[-1]} * {tokens // sizes[-1]} = {tokens} tokens"] if steps else []
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a writer makes of a plan; `ranges` is the schedule as far as the engine takes it."""
+
+    command: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    validation: Sequence[str] = ()
+    ranges: Sequence[BatchRange] = ()
+
+
+def capture_note(plan: Plan, ranges: Sequence[BatchRange], what: str) -> list[str]:
+    """Say how many tokens each captured batch verifies, which graphs must have been captured for."""
+    sizes, tokens = capture_sizes(plan), capture_tokens(plan, ranges)
+    if all(count == size for size, count in zip(sizes, tokens, strict=True)):
+        return []
+    each = ", ".join(f"{size} * {count // size} = {count}" for size, count in zip(sizes, tokens, strict=True))
+    return [f"{what} are needed for sequences * tokens: {each}"]
+
+
+def cap_note(plan: Plan, option: str) -> str:
+    """Say that an option keeps the server to the largest batch of the answer."""
+    return f"{option} caps the server at the largest batch of this answer, {plan.max_batch}; ask for more with --batch"
 
 
 def model_word(name: str | None, default: str) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from specmodel.launch.plan import (
     BatchRange,
     Parts,
     Plan,
+    cap_note,
     capture_note,
     capture_sizes,
-    expected_length,
     join,
     model_word,
+    no_schedule,
+    pinned_lengths,
     ranges_of,
 )
 
@@ -27,6 +29,9 @@ ALGORITHMS = {
     "ngram": "NGRAM",
     "parallel": "DFLASH",
 }
+DECODE_SUFFIX = (0, 5, 15)
+"""First release whose sizes of graphs are named for decoding; the older names are deprecated there."""
+NO_DP_ATTENTION = ("STANDALONE", "NGRAM", "DFLASH")
 DEFAULT_RUNNING = 48
 """--max-running-requests that SGLang assumes under speculation."""
 
@@ -41,7 +46,7 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
     ranges, steps = ranges_of(plan), plan.num_steps
     algorithm = ALGORITHMS.get(plan.method or "eagle3", "EAGLE3")
     if ranges and (why := _no_schedule(plan, ranges, algorithm, version)):
-        notes.append(f"no schedule by batch: {why}")
+        notes.append(no_schedule(plan, why))
         ranges = []
     if ranges:
         steps = max(step.num_steps for step in ranges)
@@ -50,28 +55,39 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
             "a batch is padded to the next captured size before its range is looked up: every range's end is captured"
         )
     speculating = steps > 0
+    if speculating and algorithm in NO_DP_ATTENTION and "--enable-dp-attention" in plan.flags:
+        return Parts(
+            notes=[f"SGLang has no {algorithm} under --enable-dp-attention: leave the flag or speculation out"]
+        )
     if speculating:
         words += _shape(plan, steps, algorithm, notes)
     if speculating and algorithm == "DFLASH" and plan.step_ms:
         files["sps.json"] = dspark_table(plan.step_ms)
     if ranges:
         words += ["--speculative-adaptive", "--speculative-adaptive-config adaptive.json"]
-    sizes = capture_sizes(plan)
-    words += [f"--cuda-graph-bs {' '.join(map(str, sizes))}" if ranges else f"--cuda-graph-max-bs {sizes[-1]}"]
+    sizes, suffix = capture_sizes(plan), "-decode" if version >= DECODE_SUFFIX else ""
+    listed = " ".join(map(str, sizes))
+    words += [f"--cuda-graph-bs{suffix} {listed}" if ranges else f"--cuda-graph-max-bs{suffix} {sizes[-1]}"]
     words += [f"--max-running-requests {plan.max_batch}"]
+    notes.append(cap_note(plan, "--max-running-requests"))
     if speculating and plan.max_batch > DEFAULT_RUNNING:
         notes.append(f"without --max-running-requests, speculation caps the batch at {DEFAULT_RUNNING}")
     words += plan.flags
-    notes += capture_note(plan, steps, sizes, "verify graphs")
-    validation = []
-    if speculating and plan.topk == 1 and algorithm in ("EAGLE", "EAGLE3", "DFLASH", "NEXTN"):
-        length = expected_length(plan, steps)
-        if length is not None:
-            validation = [
-                f"export SGLANG_SIMULATE_ACC_LEN={length:.4g}   # SIMULATE_ACC_LEN in older releases",
-                "export SGLANG_SIMULATE_ACC_METHOD=match-expected SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token",
-            ]
-    return join(words), files, notes, validation
+    notes += capture_note(plan, ranges, "verify graphs")
+    validation = _pinned(plan, steps, ranges, algorithm, notes) if speculating else []
+    return Parts(command=join(words), files=files, notes=notes, validation=validation, ranges=ranges)
+
+
+def _pinned(plan: Plan, steps: int, ranges: Sequence[BatchRange], algorithm: str, notes: list[str]) -> list[str]:
+    """Return what forces the calibrated acceptance length, of each range of a schedule; say where nothing does."""
+    if plan.topk > 1 or algorithm in ("NGRAM", "STANDALONE"):
+        notes.append("acceptance can be pinned for chains of EAGLE, EAGLE3, NEXTN, DFLASH and DSPARK alone")
+        return []
+    lengths = pinned_lengths(plan, steps, ranges)
+    older = "SIMULATE_ACC_LEN in older releases"
+    lines = [f"export SGLANG_SIMULATE_ACC_LEN={length:.4g}   # {where}{older}" for length, where in lengths]
+    method = "export SGLANG_SIMULATE_ACC_METHOD=match-expected SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token"
+    return [*lines, method] if lines else []
 
 
 def _shape(plan: Plan, steps: int, algorithm: str, notes: list[str]) -> list[str]:

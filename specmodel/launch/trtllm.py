@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 from specmodel.launch.plan import (
     BatchRange,
     Parts,
     Plan,
+    cap_note,
     capture_note,
     capture_sizes,
-    expected_length,
     join,
     model_word,
+    no_schedule,
+    pinned_lengths,
     ranges_of,
 )
 
@@ -31,7 +35,7 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
     notes: list[str] = []
     ranges, steps = ranges_of(plan), plan.num_steps
     if ranges and (why := _no_schedule(ranges)):
-        notes.append(f"no schedule by batch: {why}")
+        notes.append(no_schedule(plan, why))
         ranges = []
     if ranges:
         steps = ranges[0].num_steps
@@ -41,7 +45,8 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
         lines += [f"  max_draft_len: {steps}"]
         if plan.method not in ("ngram", "mtp"):
             key = "speculative_model" if version >= (1, 0) else "speculative_model_dir"
-            lines += [f"  {key}: {model_word(plan.draft, 'DRAFT')}"]
+            # A JSON string is a YAML string, whatever stands in it.
+            lines += [f"  {key}: {json.dumps(plan.draft or 'DRAFT')}"]
         if plan.topk > 1:
             total = plan.verify_tokens - 1
             lines += [
@@ -51,7 +56,10 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
             ]
             notes.append("dynamic trees: not with sliding-window or MLA attention")
             if not steps <= total <= plan.topk * steps:
-                notes.append(f"max_total_draft_tokens must be between {steps} and {plan.topk * steps}, got {total}")
+                least, most = steps + 1, plan.topk * steps + 1
+                return Parts(
+                    notes=[f"a tree of {steps} steps by {plan.topk} verifies {least} to {most} tokens, not {total + 1}"]
+                )
         if ranges:
             lines += ["  draft_len_schedule:", *(f"    {key}: {k}" for key, k in _entries(ranges, version))]
             edge = (
@@ -66,13 +74,17 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
     words = [f"trtllm-serve {model_word(plan.target, 'MODEL')}"]
     words += [f"--tp_size {plan.tensor_parallel}"] if plan.tensor_parallel > 1 else []
     words += [f"--max_batch_size {-(-plan.max_batch // plan.data_parallel)}", f"{option} config.yaml"]
+    notes.append(cap_note(plan, "--max_batch_size"))
     if plan.flags:
         notes.append(f"flags of other engines are left out: {' '.join(plan.flags)}")
-    notes += capture_note(plan, steps, sizes, "graphs")
-    length = expected_length(plan, steps)
+    notes += capture_note(plan, ranges, "graphs")
     # TensorRT-LLM counts accepted drafts only, so the bonus token is not in its value.
-    validation = [f"export TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={length - 1:.4g}"] if length is not None else []
-    return join(words), {"config.yaml": "\n".join(lines) + "\n"}, notes, validation
+    validation = [
+        f"export TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={length - 1:.4g}" + (f"   # {where}" if where else "")
+        for length, where in pinned_lengths(plan, steps, ranges)
+    ]
+    files = {"config.yaml": "\n".join(lines) + "\n"}
+    return Parts(command=join(words), files=files, notes=notes, validation=validation, ranges=ranges)
 
 
 def _no_schedule(ranges: list[BatchRange]) -> str | None:

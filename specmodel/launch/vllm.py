@@ -9,10 +9,13 @@ from typing import Any
 from specmodel.launch.plan import (
     Parts,
     Plan,
+    cap_note,
     capture_note,
-    capture_sizes,
+    capture_tokens,
+    expected_length,
     join,
     model_word,
+    no_schedule,
     ranges_of,
 )
 
@@ -33,22 +36,18 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
     """Write the command, files, notes and validation lines of vLLM."""
     notes: list[str] = []
     if max(plan.topk, *(step.topk for step in plan.schedule), 1) > 1:
-        return (
-            None,
-            {},
-            ["vLLM verifies chains only (trees were removed in May 2026): decide again without --trees"],
-            [],
-        )
+        return Parts(notes=["vLLM verifies chains only (trees were removed in May 2026): decide again without --trees"])
     words = [f"vllm serve {model_word(plan.target, 'MODEL')}"]
     words += [f"--tensor-parallel-size {plan.tensor_parallel}"] if plan.tensor_parallel > 1 else []
     words += [f"--data-parallel-size {plan.data_parallel}"] if plan.data_parallel > 1 else []
     words += [f"--max-num-seqs {-(-plan.max_batch // plan.data_parallel)}"]
+    notes.append(cap_note(plan, "--max-num-seqs"))
     ranges = ranges_of(plan)
     if ranges and version < (0, 24):
-        notes.append("no schedule by batch: it needs vLLM 0.24 (June 2026)")
+        notes.append(no_schedule(plan, "it needs vLLM 0.24 (June 2026)"))
         ranges = []
     if ranges and plan.data_parallel > 1:
-        notes.append("no schedule by batch: vLLM has none under data parallelism")
+        notes.append(no_schedule(plan, "vLLM has none under data parallelism"))
         ranges = []
     steps = max((step.num_steps for step in ranges), default=plan.num_steps)
     config: dict[str, Any] = {}
@@ -61,22 +60,24 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
             table = [[s.batch_from, s.batch_to or plan.max_batch, s.num_steps] for s in ranges]
             config["num_speculative_tokens_per_batch_size"] = table
             notes.append("every entry is clamped to num_speculative_tokens, which is therefore the largest of them")
+            notes.append(
+                "a schedule costs vLLM part of its CUDA graphs: compare it with one step count for every batch"
+            )
         if plan.method == "mtp":
             notes.append("MTP: where there are more steps than trained heads, a multiple of the heads is needed")
         words += [f"--speculative-config {shlex.quote(json.dumps(config))}"]
-    batches = capture_sizes(plan)
-    if steps and batches[-1] * (steps + 1) > DEFAULT_CAPTURE_TOKENS:
-        sizes = [batch * (steps + 1) for batch in batches]
-        config_text = json.dumps({"cudagraph_capture_sizes": sizes})
+    tokens = sorted(set(capture_tokens(plan, ranges)))
+    if steps and tokens[-1] > DEFAULT_CAPTURE_TOKENS:
+        config_text = json.dumps({"cudagraph_capture_sizes": tokens})
         words += [f"--compilation-config {shlex.quote(config_text)}"]
         notes.append(
             f"by default vLLM captures up to {DEFAULT_CAPTURE_TOKENS} tokens; these sizes are batch * (steps + 1)"
         )
     words += plan.flags
-    notes += capture_note(plan, steps, batches, "verify graphs")
+    notes += capture_note(plan, ranges, "verify graphs")
     validation = []
-    if steps and len(plan.survival) >= steps:
+    if steps and expected_length(plan, steps) is not None:
         pinned = {"rejection_sample_method": "synthetic"}
         rates = {"synthetic_acceptance_rates": [round(min(max(float(s), 0.0), 1.0), 4) for s in plan.survival[:steps]]}
         validation = [f"--speculative-config {shlex.quote(json.dumps(config | pinned | rates))}"]
-    return join(words), {}, notes, validation
+    return Parts(command=join(words), notes=notes, validation=validation, ranges=ranges)
