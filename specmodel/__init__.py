@@ -34,6 +34,7 @@ _HOME = {
     "cross_validate": "validate",
     "Diagnosis": "diagnosis",
     "diagnose": "diagnose",
+    "simulate": "simulate",
     "validate": "validate",
     "sweep": "whatif",
     "whatif": "whatif",
