@@ -384,8 +384,40 @@ def test_golden_acceptance_lengths():
     assert lengths["thinking_on", 3] == 2.86
     assert lengths["thinking_off", 4] == 3.01
     assert len(lengths) == 8
-    assert (calibration.model.target, calibration.model.method) == ("example-70b-fp8", "eagle3")
+    model = calibration.model
+    assert (model.target, model.draft, model.method) == ("example-70b-fp8", "Example-70B-EAGLE3", "eagle3")
     assert set(calibration.workloads) == {"thinking_on", "thinking_off"}
+    assert any("dataset: coding" in caveat for caveat in calibration.provenance.caveats)
+
+
+GOLDEN = {
+    "no metadata": (
+        "# Values provided by hand\n# key = num_speculative_tokens (DSpark level); value = golden AL\n",
+        "parallel",
+    ),
+    "a lone length": ("# Native MTP head. coding, 80 successful requests.\n", "mtp"),
+    "metadata of other kinds": ("_metadata:\n  draft-model: null\n  note: [1, 2]\n", None),
+    "quoted keys": ("# (MTP level)\n", "mtp"),
+}
+
+
+@pytest.mark.parametrize("form", GOLDEN)
+def test_forms_of_golden_acceptance_lengths(form, tmp_path):
+    comments, method = GOLDEN[form]
+    key = '"7"' if form == "quoted keys" else "7"
+    path = tmp_path / "golden.yaml"
+    path.write_text(f"{comments}qwen3.8-27b:\n  thinking_on:\n    {key}: 3.67\n")
+    calibration, (reading,) = ingest([str(path)], Given(), "golden")
+    (entry,) = calibration.acceptance
+    assert (entry.workload, entry.num_steps, entry.acceptance_length) == ("thinking_on", 7, 3.67)
+    assert (calibration.model.target, calibration.model.method) == ("qwen3.8-27b", method)
+    path.write_text(f"{comments}qwen3.8-27b:\n  thinking_on:\n    7: 3.67\nother:\n  thinking_on:\n    1: 1.5\n")
+    with pytest.raises(Exception, match="2 models in one file"):
+        ingest([str(path)], Given(), "golden")
+    path.write_text(f"{comments}qwen3.8-27b:\n  thinking_on:\n    7: 36.7\n    3: 2.5\n")
+    calibration, (reading,) = ingest([str(path)], Given(), "golden")
+    assert [e.num_steps for e in calibration.acceptance] == [3]
+    assert reading.dropped["lengths that cannot be"] == 1
 
 
 SAMPLES = sorted(path.name for path in DATA.iterdir() if path.name not in ("README.md", "expected.json"))

@@ -12,11 +12,14 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from specmodel.engines.reading import Given, Reading, Samples, number, rounded, summarise, whole
+from specmodel.engines.reading import Given, Reading, Samples, mapping, number, rounded, summarise, whole
+from specmodel.engines.redact import model_name
 from specmodel.engines.stream import Source, json_items, whole_text
 
 __all__ = ["nsys", "torch_trace"]
 
+METHODS = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp", "dspark": "parallel", "dflash": "parallel"}
+"""InferenceX's words for drafters in those of the calibration file, the most telling first."""
 SPANS = {
     "target_verify": "verify",
     "verify": "verify",
@@ -159,23 +162,39 @@ def torch_trace(reading: Reading, source: Source, given: Given) -> None:
 
 
 def golden(reading: Reading, document: Any, text: str, given: Given) -> None:
-    """Read InferenceX's golden acceptance lengths: by model, thinking mode, and number of speculative tokens."""
-    if len(document) != 1:
-        reading.questions.append(f"{len(document)} models in one file; a calibration holds one: split it")
+    """Read InferenceX's golden acceptance lengths: by model, thinking mode, and number of speculative tokens.
+
+    They are measured on the coding prompts of SPEED-Bench, each number of tokens in a run of its own, the bonus token
+    included and rounded to two digits. Keys that begin with an underscore hold what is known of the drafter; the rest
+    stands in comments.
+    """
+    models = {key: value for key, value in document.items() if not str(key).startswith("_")}
+    if len(models) != 1:
+        reading.questions.append(f"{len(models)} models in one file; a calibration holds one: split it")
         return
-    (name, modes), *_ = document.items()
-    reading.model["target"] = str(name)[:120]
-    for method in ("EAGLE3", "EAGLE", "MTP", "DSpark", "DFlash"):
-        if re.search(rf"\b{method}\b", text, re.I):
-            reading.model["method"] = {"dspark": "parallel", "dflash": "parallel"}.get(method.lower(), method.lower())
+    ((name, modes),) = models.items()
+    if (target := model_name(str(name))) is not None:
+        reading.model["target"] = target
+    draft = mapping(document, "_metadata").get("draft-model")
+    if isinstance(draft, str) and (short := model_name(draft)):
+        reading.model["draft"] = short
+    # The comment on the keys is the most telling; others name methods in passing.
+    level = re.search(r"num_speculative_tokens \((\w+) level\)", text)
+    for method in METHODS:
+        if re.search(rf"\b{method}\b", level[1] if level is not None else text, re.I):
+            reading.model["method"] = METHODS[method]
             break
+    if (setup := re.search(r"(?m)^# *(dataset: [\w.|: -]{1,150})$", text)) is not None:
+        reading.caveats.append(f"{reading.source}: {setup[1].strip()}")
     for mode, lengths in modes.items() if isinstance(modes, dict) else ():
         for steps, length in lengths.items() if isinstance(lengths, dict) else ():
-            k = whole({"k": steps}, "k", high=999)
+            plain = int(steps) if isinstance(steps, str) and re.fullmatch(r"[0-9]{1,3}", steps) else steps
+            k = whole({"k": plain}, "k", high=999)
             value = number({"l": length}, "l")
             if k is None or value is None or not 1 <= value <= k + 1:
                 reading.dropped["lengths that cannot be"] += 1
                 continue
-            entry = {"workload": re.sub(r"[^\w.-]", "_", str(mode))[:60], "num_steps": k, "acceptance_length": value}
+            workload = re.sub(r"[^\w.-]", "_", str(mode))[:60]
+            entry = {"workload": workload, "num_steps": k, "acceptance_length": rounded(value)}
             reading.acceptance.append(entry | {"note": f"{reading.source}: golden acceptance length"})
             reading.used["lengths"] += 1
