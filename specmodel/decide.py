@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specmodel.adaptivity import adaptivity
 from specmodel.choice import REGRET_TOLERANCE, choose, judge
 from specmodel.errors import UsageError
-from specmodel.measured import default_context
+from specmodel.measured import beyond_longest, default_context
 from specmodel.model import FittedModel
 from specmodel.next_measurement import next_measurement
 from specmodel.notices import cutoff_notices, step_notices
@@ -158,6 +158,10 @@ def optimize(
     )
     unmeasured = _unmeasured(model, table[best], workloads)
     warnings = dict.fromkeys(w for p in here.predictions.values() for w in p.warnings)
+    # Every table goes on past what was measured: that concerns nobody unless the choice or a tie does.
+    for text in beyond_longest(known, max(shape[0] for shape in shapes)):
+        warnings.pop(text, None)
+    warnings |= dict.fromkeys(beyond_longest(known, max(c.num_steps for c in (table[best], *ties))))
     warnings |= dict.fromkeys(_notices(model, table[best]))
     return Optimum(
         batch=main,

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["CalibrationError", "Fault", "FormError", "SpecModelError", "UsageError", "key_path", "shown"]
+__all__ = ["CalibrationError", "Fault", "FormError", "SpecModelError", "UsageError", "brief", "key_path", "shown"]
 
 MAX_FAULTS_SHOWN = 50
 MAX_FAULTS_WORDED = 1000  # of fields, and again of rules; how many more there are is not counted
 MAX_VALUE_SHOWN = 80  # characters of a value that a message repeats
+MAX_WORD_SHOWN = 240  # characters of a name or path that a message or a screen repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,18 @@ def key_path(keys: Iterable[str | int]) -> str:
             word = key if re.fullmatch(r"[A-Za-z0-9_.<>-]{1,60}", key) else shown(key)
             path += f".{word}" if path else word
     return path
+
+
+def brief(text: str) -> str:
+    """Cut what nobody can read out of a text for people: the middle of every word beyond 240 characters."""
+    if len(text) <= MAX_WORD_SHOWN:
+        return text
+    keep = MAX_WORD_SHOWN // 3
+    return re.sub(
+        rf"\S{{{MAX_WORD_SHOWN + 1},}}",
+        lambda word: f"{word[0][:keep]}...({len(word[0])} characters)...{word[0][-keep:]}",
+        text,
+    )
 
 
 def shown(value: Any) -> str:

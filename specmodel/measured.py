@@ -12,7 +12,15 @@ from specmodel.deployment import Deployment
 from specmodel.findings import findings_of
 from specmodel.speeds import Noise, stated_speed
 
-__all__ = ["Measured", "PlainRate", "default_context", "extrapolation", "measured_of", "row_context"]
+__all__ = [
+    "Measured",
+    "PlainRate",
+    "beyond_longest",
+    "default_context",
+    "extrapolation",
+    "measured_of",
+    "row_context",
+]
 
 Array = NDArray[np.float64]
 
@@ -177,6 +185,15 @@ def default_context(cal: Calibration, batch: float) -> int | None:
     return max(counts, key=lambda c: (counts[c], -c)) if counts else None
 
 
+def beyond_longest(measured: Measured, num_steps: float) -> tuple[str, ...]:
+    """A warning where a chain is longer than any that was measured."""
+    largest = measured.largest_steps
+    if num_steps <= largest:
+        return ()
+    text = f"num_steps up to {num_steps:g} is beyond the longest measured ({largest})"
+    return (text + (": extrapolated" if num_steps > 2 * largest else ""),)
+
+
 def extrapolation(
     measured: Measured,
     dep: Deployment,
@@ -194,10 +211,7 @@ def extrapolation(
     warnings: list[str] = []
     largest = measured.largest_steps
     far = num_steps > 2 * largest
-    beyond = float(np.max(num_steps, initial=0.0))
-    if beyond > largest:
-        text = f"num_steps up to {beyond:g} is beyond the longest measured ({largest})"
-        warnings.append(text + (": extrapolated" if far.any() else ""))
+    warnings += beyond_longest(measured, float(np.max(num_steps, initial=0.0)))
     if measured.batches:
         known = np.array(measured.batches)
         nearest = np.min(np.abs(np.log(np.asarray(batch)[..., None] / known)), axis=-1)

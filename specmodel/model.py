@@ -39,6 +39,8 @@ __all__ = ["QUANTITIES", "FittedModel"]
 
 Array = NDArray[np.float64]
 CHUNK = 1 << 14
+WHOLE = frozenset(("mixed", "mixture", "all", "overall", "aggregate", "average", "total"))
+"""Names of a workload that the other workloads of a file are parts of."""
 QUANTITIES = {
     "tok_s": RATE,
     "cycle_ms": Combination(cycle=1.0),
@@ -91,10 +93,13 @@ class FittedModel:
             if "default" in names or len(names) == 1:
                 return {names.index("default") if "default" in names else 0: 1.0}, ()
             stated = {n: self.calibration.workloads[n].weight for n in names if n in self.calibration.workloads}
-            weights = {n: w for n, w in stated.items() if w} or dict.fromkeys(names, 1.0)
+            # What is named after the whole is no part of it beside the others.
+            whole = [n for n in names if n.lower() in WHOLE]
+            weights = {n: w for n, w in stated.items() if w} or dict.fromkeys(whole[:1] or names, 1.0)
             total = sum(weights.values())
             text = ", ".join(f"{n} {w / total:.0%}" for n, w in weights.items())
-            warning = f"no workload was named and the file has none called default: taken as the mixture {text}"
+            what = f"{whole[0]}, the whole of the others" if list(weights) == whole[:1] else f"the mixture {text}"
+            warning = f"no workload was named and the file has none called default: taken as {what}"
             return {names.index(n): w / total for n, w in weights.items()}, (warning,)
         wanted = shares_of(workload)
         if not wanted:

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from specmodel.errors import brief
+
 __all__ = [
     "GLYPHS",
     "Axis",
@@ -212,7 +214,7 @@ def _heading(axis: Axis, width: int) -> str:
 
 def _chosen(grid: Grid, width: int) -> tuple[list[Column], int]:
     """Return the columns that fit, and the width that is left for the plot (0: none)."""
-    sizes = [max([len(c.heading), *map(len, c.cells)]) + _GAP for c in grid.columns]
+    sizes = [max([len(c.heading), *(len(brief(cell)) for cell in c.cells)]) + _GAP for c in grid.columns]
     left = width + _GAP - (1 if grid.marks else 0)
     kept, plotted = set[int](), False
     plot = (grid.plot_priority, -1)  # before the columns of its priority
@@ -233,7 +235,7 @@ def _chosen(grid: Grid, width: int) -> tuple[list[Column], int]:
 def _lay_grid(grid: Grid, page: Page) -> list[tuple[str, bool]]:
     columns, size = _chosen(grid, page.width)
     count = len(columns[0].cells)
-    rows = [[column.heading, *column.cells] for column in columns]
+    rows = [[column.heading, *map(brief, column.cells)] for column in columns]
     if size and grid.axis is not None:
         rows.append([_heading(grid.axis, size), *(draw(bar, grid.axis, size) for bar in grid.bars)])
     lines = []
@@ -253,7 +255,7 @@ def _bold(text: str, page: Page) -> str:
 
 def _wrapped(text: str, width: int, label: str = "", indent: int = 0) -> list[str]:
     lines = textwrap.wrap(
-        text,
+        brief(text),
         width,
         initial_indent=label.ljust(indent),
         subsequent_indent=" " * indent,
@@ -283,6 +285,6 @@ def render(screen: Screen, page: Page) -> str:
     """Lay a screen out; the text ends with a line break, and only the last line may be wider than the page."""
     blocks = ["\n".join(_lay(block, page)) for block in screen.blocks]
     if screen.last:
-        blocks.append(_bold(printable(screen.last), page))
+        blocks.append(_bold(printable(brief(screen.last)), page))
     text = "\n\n".join(blocks) + "\n"
     return text if page.unicode else text.translate(_ASCII)

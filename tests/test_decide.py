@@ -320,7 +320,7 @@ def test_warnings_of_the_predictions_are_handed_on_once() -> None:
     model = fitted([spec(3, 180.0, 2.5, workload="chat"), spec(3, 150.0, 2.5, workload="code")])
     optimum = sm.optimize(model, batch=2)
     assert len(set(optimum.warnings)) == len(optimum.warnings)
-    for words in ("mixture", "speedup is over its prediction", "num_steps up to 10", "batch 2 is outside"):
+    for words in ("mixture", "speedup is over its prediction", "num_steps up to", "batch 2 is outside"):
         assert sum(words in w for w in optimum.warnings) == 1
 
 

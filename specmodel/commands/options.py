@@ -106,12 +106,19 @@ class _Whole:
         return int(text)
 
 
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?\s*")
+
+
 def _finite(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
+    # Plain digits only: `float` also takes 1_0 and digits of other scripts.
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
     return value if math.isfinite(value) else math.nan
+
+
+def _add_up(shares: Iterable[float], text: str) -> None:
+    total = sum(shares)
+    if not math.isfinite(total):
+        raise argparse.ArgumentTypeError(f"shares must add up to a finite number, got {text!r}")
 
 
 def positive_number(text: str) -> float:
@@ -142,6 +149,7 @@ def batch_shares(text: str) -> dict[float, float | None]:
         out[value] = _share(part) if equals else None
     if len({share is None for share in out.values()}) > 1:
         raise argparse.ArgumentTypeError(f"give every batch a share or none, got {text!r}")
+    _add_up((share or 0.0 for share in out.values()), text)
     return out
 
 
@@ -155,6 +163,7 @@ def workload_shares(text: str) -> dict[str, float]:
         if name in out:
             raise argparse.ArgumentTypeError(f"workload {name!r} is given twice in {text!r}")
         out[name] = _share(part) if "=" in part else 1.0
+    _add_up(out.values(), text)
     return out
 
 
@@ -202,6 +211,8 @@ def figure_path(text: str) -> Path:
 def output_path(text: str) -> Path:
     """Read where a file goes, and check before any computation that it can be written there."""
     path = Path(text)
+    if len(path.name.encode()) > 255:
+        raise argparse.ArgumentTypeError(f"a file name has at most 255 bytes, got {text!r}")
     if not text or path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
     if not path.parent.is_dir():

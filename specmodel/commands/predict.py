@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from specmodel.commands import options, output
@@ -97,6 +98,7 @@ def _asked(c: Candidate, args: argparse.Namespace) -> bool:
 
 def _screen(model: FittedModel, rows: list[tuple[Optimum, Candidate]], args: argparse.Namespace) -> Screen:
     from specmodel.commands.optimize_screen import candidate_grid
+    from specmodel.measured import beyond_longest
     from specmodel.report import Entries, Screen
     from specmodel.words import name_of, recommendation, warning_items
 
@@ -112,7 +114,10 @@ def _screen(model: FittedModel, rows: list[tuple[Optimum, Candidate]], args: arg
         blocks.append(f"{place}{comm}")
         blocks.append(candidate_grid(here, None, with_batch=len(batches) > 1, legend=legend))
     optima = list({id(optimum): optimum for optimum, _ in rows}.values())
-    items = warning_items(w for optimum in optima for w in optimum.warnings)
+    asked = max(args.steps, default=0) if args.steps else 0
+    beyond = beyond_longest(model.measured, asked)
+    known = [w for optimum in optima for w in optimum.warnings if not beyond or not w.startswith("num_steps up to ")]
+    items = warning_items([*beyond, *known])
     blocks += [Entries(items=items)] if items else []
     last = ""
     if len(rows) == 1:
@@ -122,5 +127,6 @@ def _screen(model: FittedModel, rows: list[tuple[Optimum, Candidate]], args: arg
     elif rows:
         c = max((c for _, c in rows), key=lambda c: c.speedup)
         last = f"Largest speedup here: {name_of(c)} with {c.comm} at batch {c.batch:g}, {c.speedup:.2f}x; "
-        last += f"`specmodel optimize {'CALIB' if args.calibration == '-' else args.calibration}` decides"
+        file = "CALIB" if args.calibration == "-" else shlex.quote(args.calibration)
+        last += f"`specmodel optimize {file}` decides"
     return Screen(blocks=blocks, last=last)
