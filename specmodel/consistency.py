@@ -96,6 +96,9 @@ def _too_long(cal: Calibration, facts: Sequence[Facts]) -> list[Finding]:
     flag = "acceptance_length_exceeds_steps_plus_one"
     for f in facts:
         row, length = f.row, f.length
+        if row.num_steps and (row.mean_draft_tokens or 0.0) > max(row.num_steps, row.verify_tokens - 1):
+            text = f"mean_draft_tokens {row.mean_draft_tokens:g} is above what {shape_text(*f.shape)} can draft"
+            out.append(Finding(flag="", where=_at(f.index), message=text))
         if not row.num_steps or length is None:
             continue
         if length > row.num_steps + 1 + 1e-9:
@@ -104,9 +107,6 @@ def _too_long(cal: Calibration, facts: Sequence[Facts]) -> list[Finding]:
             out.append(Finding(flag=flag, where=_at(f.index), message=text))
         elif length > row.verify_tokens + 1e-9:
             text = f"an acceptance length of {length:g}, but only {row.verify_tokens} tokens are verified; {advice}"
-            out.append(Finding(flag="", where=_at(f.index), message=text))
-        if row.mean_draft_tokens is not None and row.mean_draft_tokens > max(row.num_steps, row.verify_tokens - 1):
-            text = f"mean_draft_tokens {row.mean_draft_tokens:g} is above what {shape_text(*shape_of(row))} can draft"
             out.append(Finding(flag="", where=_at(f.index), message=text))
     told = {(f.row.workload, *f.shape) for f in facts if f.length and f.length > f.row.num_steps + 1}
     for i, entry in enumerate(cal.acceptance):
@@ -242,8 +242,8 @@ def _lengths_that_differ(facts: Sequence[Facts]) -> list[Finding]:
         where = f"{a:g} ({ours}) and {b:g} ({theirs})" if differ else f"{a:g} and {b:g}"
         text = (
             f"acceptance length of {shape_text(*low.shape)}"
-            f"{'' if low.row.workload == 'default' else f', {low.row.workload}'} is {where}: it should depend on "
-            "neither; the two runs differ in something else, such as prompts, sampling or numerics"
+            f"{'' if low.row.workload == 'default' else f', {low.row.workload}'} is {where}: what is "
+            "accepted depends on models and text alone; the runs differ in prompts, sampling or numerics too"
         )
         out.append(Finding(flag="", where=_at(low.index, high.index), message=text))
     return out
