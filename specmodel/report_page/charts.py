@@ -88,13 +88,13 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def scale_of(values: Sequence[float], ends: Sequence[float] = ()) -> Scale:
-    """Choose a range: every value, and of very wide intervals only the part near the values."""
+def scale_of(values: Sequence[float], ends: Sequence[float] = (), headroom: float = 0.06) -> Scale:
+    """Choose a range: every value, and of very wide intervals only the part near the values; with room above."""
     low = max(min([*ends, *values]), 0.6 * min(values))
     high = min(max([*ends, *values]), 1.35 * max(values))
     low, high = min(low, *values), max(high, *values)
     pad = 0.06 * (high - low) or 0.1 * max(abs(high), 1e-9)
-    return Scale(low=max(low - pad, 0.0), high=high + pad)
+    return Scale(low=max(low - pad, 0.0), high=high + max(pad, headroom * (high - low)))
 
 
 def _number(value: float, unit: str) -> str:
@@ -230,11 +230,9 @@ def _point(p: Point, place: _Place) -> Markup:
 
 def _label(p: Point, place: _Place) -> Markup:
     across, y = place.across(p.x), place.down(p.y)
-    anchor = "start" if across < 25.0 else "end" if across > 75.0 else "middle"
+    anchor = "start" if across < 20.0 else "end" if across > 80.0 else "middle"
     top = y if p.high is None else min(y, place.down(p.high))
-    below = top < 24.0
-    at = (y if p.low is None else max(y, place.down(p.low))) + 26.0 if below else top - 15.0
-    return tag("text", p.label, x=_percent(across), y=at, text_anchor=anchor, class_="halo strong")
+    return tag("text", p.label, x=_percent(across), y=max(top - 15.0, 10.0), text_anchor=anchor, class_="halo strong")
 
 
 def interval_bar(

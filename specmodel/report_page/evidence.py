@@ -116,7 +116,7 @@ def _lever(lever: Lever, scale: Scale) -> Markup:
         low, high = lever.interval or (value, value)
         bar = interval_bar(value, low, high, scale, reference=1.0, kind="seen")
         if lever.bound is not None and factor(lever.bound) != number:
-            same = tag("span", f"{factor(lever.bound)} at the same steps", class_="detail")
+            same = tag("span", f"same steps: {factor(lever.bound)}", class_="detail")
     return fragment(
         tag("p", tag("span", lever.status, class_=f"chip {lever.status}"), class_="status"),
         tag("h3", capital(lever.title)),

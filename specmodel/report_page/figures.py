@@ -56,7 +56,7 @@ def throughput_figure(optimum: Optimum, points: Sequence[MeasuredPoint]) -> Mark
     far, near = _apart(chains[best.comm])
     frame = Frame(
         x=sorted({c.num_steps for c in shown}),
-        y=scale_of(values, ends),
+        y=scale_of(values, ends, headroom=0.16),
         x_title="draft steps (0 is plain decoding)",
         y_title="throughput, tok/s",
         reference=optimum.plain.tok_s,
@@ -273,7 +273,7 @@ def candidate_table(optimum: Optimum, rows: Sequence[Candidate]) -> Markup:
             tag("th", _short_name(c), " !" if c.extrapolated else None, said, scope="row"),
             tag("td", bar, class_="wide"),
             tag("td", rate(c.tok_s)),
-            tag("td", interval(c.tok_s_interval)),
+            tag("td", interval(c.tok_s_interval), class_="interval"),
             tag("td", factor(c.speedup)),
             tag("td", chance(c.probability_best), class_="chance"),
         ]
@@ -282,7 +282,7 @@ def candidate_table(optimum: Optimum, rows: Sequence[Candidate]) -> Markup:
         tag("th", "steps", scope="col"),
         tag("th", "", scope="col", class_="wide"),
         tag("th", "tok/s", scope="col"),
-        tag("th", "90 % interval", scope="col"),
+        tag("th", "90 % interval", scope="col", class_="interval"),
         tag("th", "speedup", scope="col"),
         tag("th", "P(best)", scope="col", class_="chance"),
     ]
@@ -306,12 +306,12 @@ def batch_rows(content: Content) -> Markup:
         bar = interval_bar(c.speedup, low, high, scale, reference=1.0, kind="seen" if c.measured else "unseen")
         cells: list[Child] = [
             tag("th", f"{optimum.batch:g}", scope="row"),
-            tag("td", name_of(c) + (" (declined)" if refused else ""), class_="name"),
+            tag("td", name_of(c).removesuffix(" decoding"), " (declined)" if refused else None, class_="name"),
             tag("td", c.comm, class_="name") if several else None,
             tag("td", bar, class_="wide"),
             tag("td", factor(c.speedup)),
             tag("td", rate(c.tok_s)),
-            tag("td", interval(c.tok_s_interval)),
+            tag("td", interval(c.tok_s_interval), class_="interval"),
             tag("td", chance(c.probability_best), class_="chance"),
         ]
         body.append(tag("tr", cells))
@@ -322,7 +322,7 @@ def batch_rows(content: Content) -> Markup:
         tag("th", "over plain decoding", scope="col", class_="wide"),
         tag("th", "speedup", scope="col"),
         tag("th", "tok/s", scope="col"),
-        tag("th", "90 % interval", scope="col"),
+        tag("th", "90 % interval", scope="col", class_="interval"),
         tag("th", "P(best)", scope="col", class_="chance"),
     ]
-    return fragment(tag("table", tag("thead", tag("tr", heads)), tag("tbody", body), class_="bars numbers"))
+    return fragment(tag("table", tag("thead", tag("tr", heads)), tag("tbody", body), class_="bars numbers batches"))

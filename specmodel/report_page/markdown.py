@@ -10,6 +10,7 @@ from specmodel.report import chance, factor, interval, milliseconds, printable, 
 from specmodel.report_page.content import Content, shown_chains
 from specmodel.report_page.evidence import ceiling_of
 from specmodel.report_page.figures import plain_ms
+from specmodel.report_page.redact import without_secrets
 from specmodel.report_page.sections import MOST_WARNINGS
 from specmodel.words import (
     absent,
@@ -31,12 +32,12 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~@&!])")
 
 def plain(text: str) -> str:
     """Escape what Markdown, or a site that shows it, would take for more than text."""
-    return _SPECIAL.sub(r"\\\1", " ".join(printable(text).split())).replace("://", ":\u200b//")
+    return _SPECIAL.sub(r"\\\1", " ".join(printable(without_secrets(text)).split())).replace("://", ":\u200b//")
 
 
 def fenced(lines: Sequence[str], language: str = "") -> list[str]:
     """Put lines between fences that no line of them can close."""
-    shown = [printable(line) for line in lines]
+    shown = [printable(without_secrets(line)) for line in lines]
     longest = max((len(run) for line in shown for run in re.findall(r"`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return [fence + language, *shown, fence]

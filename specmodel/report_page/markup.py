@@ -8,9 +8,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["Child", "Markup", "embedded_json", "finite", "fragment", "no_surprises", "tag", "text"]
+from specmodel.report_page.redact import without_secrets
 
-_VOID = frozenset({"br", "input", "meta", "link"})
+__all__ = ["Child", "Markup", "embedded_json", "finite", "fragment", "shown", "tag", "text"]
+
+_VOID = frozenset({"br", "input", "link", "meta", "wbr"})
 _KEPT = frozenset("\xa0\n")
 
 
@@ -23,11 +25,11 @@ class Markup(str):
 Child = str | float | None | Iterable["Child"]
 
 
-def no_surprises(value: str) -> str:
-    """Write out what is no visible character: control characters, and those that turn the direction of writing."""
+def shown(value: str) -> str:
+    """What may be shown of a text: no secrets, and written out what is no visible character, or turns the writing."""
     return "".join(
         c if c.isprintable() or c in _KEPT else c.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for c in value
+        for c in without_secrets(value)
     )
 
 
@@ -35,7 +37,7 @@ def text(value: str | float) -> Markup:
     """Escape a value; what is `Markup` stays as it is."""
     if isinstance(value, Markup):
         return value
-    return Markup(html.escape(no_surprises(f"{value:g}" if isinstance(value, float) else str(value))))
+    return Markup(html.escape(shown(f"{value:g}" if isinstance(value, float) else str(value))))
 
 
 def fragment(*children: Child) -> Markup:
@@ -79,12 +81,16 @@ def _short(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Return the same plain values with what is not finite as None."""
+    """Return the same plain values for a JSON document: what is not finite is None, and texts hold no secrets."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return without_secrets(value)
     if isinstance(value, Mapping):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {without_secrets(str(key)): finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return value
 
 
 def embedded_json(document: Any) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from specmodel.calibration import Calibration
@@ -18,6 +19,7 @@ from specmodel.report_page.markup import Child, Markup, fragment, tag
 from specmodel.words import (
     answer_line,
     best_speculative,
+    loss,
     name_of,
     range_text,
     schedule_line,
@@ -68,10 +70,15 @@ def head(cal: Calibration) -> Markup:
     ]
     shown = [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts if value]
     return fragment(
-        tag("h1", cal.name),
+        tag("h1", _breakable(cal.name)),
         tag("p", cal.description, class_="description") if cal.description else None,
         tag("dl", shown, class_="system") if shown else None,
     )
+
+
+def _breakable(name: str) -> list[Child]:
+    """A name that may be broken after its hyphens and underscores."""
+    return [part for piece in re.split(r"(?<=[-_.])", name) for part in (piece, tag("wbr"))][:-1]
 
 
 def _parallel(cal: Calibration) -> str:
@@ -107,37 +114,40 @@ def answer(content: Content) -> Markup:
 
 def _facts(optimum: Optimum, refused: str | None) -> list[Markup]:
     best, plain = optimum.best, optimum.plain
-    if best.num_steps == 0:
-        name, detail = "no speculation", "plain decoding is fastest"
-    else:
-        name, detail = name_of(best), f"{best.num_draft_tokens} draft tokens"
-    with_comm = len({c.comm for c in optimum.table}) > 1 or best.comm != "default"
-    detail += f", {best.comm}" if with_comm else ""
-    measured = "measured" if plain.measured else "predicted"
-    if best.num_steps:
-        ratio = (
-            "over plain decoding",
-            change(best.speedup - 1.0),
-            f"plain decoding {rate(plain.tok_s)} tok/s, {measured}",
-        )
-    else:
+    base = f"plain decoding {rate(plain.tok_s)} tok/s, {'measured' if plain.measured else 'predicted'}"
+    sure = ("chance that it is best", chance(best.probability_best), f"expected regret {_percent(optimum)}")
+    if refused:
+        # What is declined is no figure to remember: its interval is shown, not its middle.
+        entries = [
+            ("recommended", "nothing yet", f"fastest predicted: {name_of(best)}"),
+            ("throughput of that", f"{interval(best.tok_s_interval)} tok/s", "90 % interval, not recommended"),
+            ("over plain decoding", "not known", base),
+            sure,
+        ]
+    elif best.num_steps == 0:
         second = best_speculative(optimum)
-        ratio = (
-            "best with speculation",
-            "-" if second is None else change(second.tok_s / best.tok_s - 1.0),
-            "nothing near enough to judge" if second is None else f"{name_of(second)}, {rate(second.tok_s)} tok/s",
-        )
-    entries = [
-        ("fastest, not recommended" if refused else "recommended", name, detail),
-        ("throughput", f"{rate(best.tok_s)} tok/s", f"90 % interval {interval(best.tok_s_interval)}"),
-        ratio,
-        (
-            "chance that it is best",
-            chance(best.probability_best),
-            f"expected regret {100 * optimum.expected_regret:.1f}\xa0%",
-        ),
-    ]
+        entries = [
+            ("recommended", "no speculation", "plain decoding is fastest"),
+            ("throughput", f"{rate(best.tok_s)} tok/s", f"90 % interval {interval(best.tok_s_interval)}"),
+            ("best with speculation", "not known", "nothing near enough to judge")
+            if second is None
+            else ("best with speculation", loss(second, best), f"{name_of(second)}, {rate(second.tok_s)} tok/s"),
+            sure,
+        ]
+    else:
+        with_comm = len({c.comm for c in optimum.table}) > 1 or best.comm != "default"
+        tokens = f"{best.num_draft_tokens} draft tokens"
+        entries = [
+            ("recommended", name_of(best), f"{tokens}, {best.comm}" if with_comm else tokens),
+            ("throughput", f"{rate(best.tok_s)} tok/s", f"90 % interval {interval(best.tok_s_interval)}"),
+            ("over plain decoding", change(best.speedup - 1.0), base),
+            sure,
+        ]
     return [tag("div", tag("dt", a), tag("dd", b), tag("dd", c, class_="detail")) for a, b, c in entries]
+
+
+def _percent(optimum: Optimum) -> str:
+    return f"{100 * optimum.expected_regret:.1f}\xa0%"
 
 
 def _launch(content: Content) -> Markup | None:
@@ -221,7 +231,8 @@ def by_batch(content: Content) -> Markup:
 
 
 def _tied(optimum: Optimum) -> str:
-    return f"Ties: {ties_text(optimum)}."
+    words = ties_text(optimum)
+    return f"{capital(words.removeprefix('none: '))}." if words.startswith("none: ") else f"Ties: {words}."
 
 
 def _cycle_words(optimum: Optimum) -> str:
@@ -239,6 +250,8 @@ def schedule_of(content: Content) -> Markup | None:
     """The best for each batch and the schedule that comes of it."""
     if len(content.optima) < 2:
         return None
+    if all(content.refusals):
+        return section("schedule", "By batch", batch_rows(content))
     steps = [tag("li", tag("strong", f"{range_text(s)}: "), schedule_line(s).partition(": ")[2]) for s in content.steps]
     comm = content.steps[0].comm
     words = (
