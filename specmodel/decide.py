@@ -136,7 +136,7 @@ def optimize(
     measured = np.array([known.has_speed(x, main, c, context, workloads, *graphs) for c in names for x in shapes])
     probability, regret = judge(score, allowed)
     best = choose(here.shapes, regret, allowed, measured)
-    table = _table(here, main, probability, regret, measured)
+    table = _table(model, here, main, probability, regret, measured)
     better = (score > score[:, [best]]).mean(axis=0)
     ties = tuple(table[i] for i in np.flatnonzero(allowed & (better > TIE_PROBABILITY)) if i != best)
     plain = _plain(model, main, context, workloads)
@@ -258,9 +258,16 @@ def _scores(
 
 
 def _table(
-    here: _Field, batch: float, probability: Array, regret: Array, measured: NDArray[np.bool_]
+    model: FittedModel,
+    here: _Field,
+    batch: float,
+    probability: Array,
+    regret: Array,
+    measured: NDArray[np.bool_],
 ) -> tuple[Candidate, ...]:
-    bounds = {comm: p.interval(0.9) for comm, p in here.predictions.items()}
+    # All at once: what is solved for does not depend on the setting.
+    distribution = model.distribution(here.request)
+    low, high = (np.exp(distribution.quantile(x)).ravel() for x in (0.05, 0.95))
     out = []
     for j, (comm, i) in enumerate(here.rows):
         p = here.predictions[comm]
@@ -273,7 +280,7 @@ def _table(
                 comm=comm,
                 batch=batch,
                 tok_s=float(p.tok_s[i]),
-                tok_s_interval=(float(bounds[comm][0][i]), float(bounds[comm][1][i])),
+                tok_s_interval=(float(low[j]), float(high[j])),
                 tpot_ms=float(p.tpot_ms[i]),
                 cycle_ms=float(p.cycle_ms[i]),
                 verify_ms=float(p.verify_ms[i]),

@@ -387,10 +387,9 @@ class FittedModel:
         """
         inverse_length = np.zeros(kinds.shape[1])
         gradient = np.zeros((kinds.shape[1], self.layout.size))
+        whole = np.rint(kinds.T).astype(int).tolist()
         for index, share in shares.items():
-            shapes = tuple(
-                Shape(workload=index, num_steps=round(k), topk=round(t), verify_tokens=round(n)) for k, t, n in kinds.T
-            )
+            shapes = tuple(Shape(workload=index, num_steps=k, topk=t, verify_tokens=n) for k, t, n in whole)
             value, jac = lengths(post.theta, self.layout, shapes)
             part = share * np.exp(-value)
             inverse_length += part

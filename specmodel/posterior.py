@@ -376,17 +376,28 @@ def moments(
     def whitened(x: Array) -> Array:
         return np.asarray(solve_triangular(post.factor, x, lower=True, check_finite=False))
 
-    cross = whitened(post.jacobian[:, :c] * cost_prior) @ cost_gradient
-    cross += whitened(post.jacobian @ length_cov)[:, table.index] * varies
+    count = len(cycle)
+    by_cost, by_length = post.jacobian[:, :c] * cost_prior, post.jacobian @ length_cov
+    used = np.flatnonzero(obs.point >= 0)
+    at, left = obs.point[used], obs.residual_points
+    residual_parts = []
     if len(obs.points):
-        at = np.zeros((len(obs), len(obs.points)))
-        used = np.flatnonzero(obs.point >= 0)
-        left = obs.residual_points
-        at[used, obs.point[used]] = post.verify_weight[used]
-        cross += whitened(at) @ (verify_covariance(left, right, post.residuals) * gv)
-        at[used, obs.point[used]] = post.draft_weight[used]
+        residual_parts.append((post.verify_weight, verify_covariance(left, right, post.residuals) * gv))
         if post.draft_weight.any():
-            cross += whitened(at) @ (draft_covariance(left, right, post.residuals) * gd)
+            residual_parts.append((post.draft_weight, draft_covariance(left, right, post.residuals) * gd))
+    if count <= by_cost.shape[1] + by_length.shape[1] + len(obs.points):
+        # Few points: one system with a column for each of them.
+        total = by_cost @ cost_gradient + by_length[:, table.index] * varies
+        for weight, part in residual_parts:
+            total[used] += weight[used, None] * part[at]
+        cross = whitened(total)
+    else:
+        # Many: what does not depend on them is solved for, and combined.
+        cross = whitened(by_cost) @ cost_gradient + whitened(by_length)[:, table.index] * varies
+        for weight, part in residual_parts:
+            scattered = np.zeros((len(obs), len(obs.points)))
+            scattered[used, at] = weight[used]
+            cross += whitened(scattered) @ part
     return Moments(
         latent=latent,
         mean=mean,

@@ -37,6 +37,8 @@ ADDITIVE = frozenset(("log_token", "log_kv", "log_overhead", "log_draft_base", "
 """Cost parameters that are logarithms of terms of a sum."""
 MOST_WIDENING = 16.0
 """Factor on the variance of the residual process at most: noisy runs are no sign of rougher kernels."""
+MANY_PARAMETERS = 600
+"""From this many on, products with the Jacobian leave out its zeros."""
 PRIOR_DEGREES = 4.0
 """Degrees of freedom that the prior of the noise scale is worth."""
 
@@ -248,10 +250,10 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         shift = jac @ (state.theta - problem.mean)
         if some:
             shift += on_point * (gv * state.verify_residual[i] + gd * state.draft_residual[i])
-        spread = jac @ cov
+        spread = _product(jac, cov)
         residual_cov = np.outer(gv, gv) * verify_cov + np.outer(gd, gd) * draft_cov
         residual_cov[np.diag_indices_from(residual_cov)] += variance
-        factor = cholesky(spread @ jac.T + residual_cov, lower=True, check_finite=False)
+        factor = cholesky(_product(jac, spread.T) + residual_cov, lower=True, check_finite=False)
         alpha = cho_solve((factor, True), value - linear.value + shift, check_finite=False)
         if stalls >= STALLS or step == STEPS:
             converged = stalls >= STALLS
@@ -303,6 +305,15 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         converged=converged,
     )
     return posterior, state
+
+
+def _product(jac: Array, x: Array) -> Array:
+    """``jac @ x``; of many parameters an observation depends on those of the cost and of one workload only."""
+    if jac.shape[1] < MANY_PARAMETERS:
+        return np.asarray(jac @ x)
+    from scipy.sparse import csr_array
+
+    return np.asarray(csr_array(jac) @ x)
 
 
 def _least_zero(x: Array) -> float:
