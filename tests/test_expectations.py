@@ -14,7 +14,7 @@ from specmodel.consistency import consistency_of, flags_of
 from specmodel.diagnosis import FLAGS
 from specmodel.expectations import as_document, expectations_of, facts_of, plain_of
 
-CASES = runpy.run_path(str(Path(__file__).with_name("report_cases.py")))
+CASES = runpy.run_path(str(Path(__file__).with_name("known_answers.py")))
 HEAD, INVENTED = CASES["HEAD"], CASES["INVENTED"]
 REPORTS = sorted((Path(__file__).parent / "data" / "reports").glob("*.yaml"))
 
