@@ -39,6 +39,15 @@ def test_the_file_is_written_whole_and_named_after_itself(tmp_path, capsys):
     assert f"specmodel optimize {out}" in captured.err
 
 
+def test_one_step_count_alone_is_said_to_decide_nothing(tmp_path, capsys):
+    run(LOG, "-o", tmp_path / "a.yaml")
+    assert "add a log without speculation" in capsys.readouterr().err
+    run(LOG, DATA / "sglang_bench_speculative.jsonl", "-o", tmp_path / "b.yaml")
+    assert "add a log without speculation" not in capsys.readouterr().err
+    run(DATA / "nccl_all_reduce_8gpu.txt", "-o", tmp_path / "c.yaml")
+    assert "add a log without speculation" not in capsys.readouterr().err
+
+
 def test_without_an_output_the_calibration_goes_to_stdout(capsys):
     assert run(LOG) == 0
     yaml = capsys.readouterr().out

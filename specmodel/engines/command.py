@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if not getattr(args, "quiet", False):
         _report(readings)
         _report_seen(calibration)
+        sys.stderr.write(_lacking(calibration))
     if args.output is not None:
         try:
             io.dump(calibration, args.output)
@@ -147,6 +148,19 @@ def _name(args: argparse.Namespace) -> str:
     path = args.name or args.output or next((s for s in args.sources if s != "-"), "ingested")
     stem = re.sub(r"(\.(gz|xz|bz2|zst|log|txt|jsonl?|prom|csv|ya?ml))+$", "", os.path.basename(path))
     return re.sub(r"[^A-Za-z0-9._-]+", "-", clean(stem)).strip("-.") or "ingested"
+
+
+def _lacking(calibration: Calibration) -> str:
+    """Say what a decision needs beside the speeds of one step count; empty where there is more."""
+    m = calibration.measurements
+    shapes = {(r.num_steps, r.topk, r.verify_tokens) for r in m.cycles if r.tok_s_at_most is None}
+    if len(shapes) != 1 or m.verify or m.draft or not max(shapes)[0]:
+        return ""
+    steps = max(shapes)[0]
+    return (
+        f"all speeds are of {steps} step{'s' if steps > 1 else ''}: add a log without speculation, or one of another step "
+        "count, so that `optimize` has something to compare\n"
+    )
 
 
 def _report(readings: list[Reading]) -> None:

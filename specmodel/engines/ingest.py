@@ -16,6 +16,7 @@ from specmodel.engines import (
     profilers,
     prometheus,
     sglang_data,
+    sglang_live,
     sglang_metrics,
     sglang_tables,
     trtllm,
@@ -53,8 +54,8 @@ _LOGS: dict[str, tuple[Callable[[str, Given], _LogReader], ...]] = {
 
 _JSON: dict[str, tuple[str, JsonReader]] = {
     "sglang-server-info": ("SGLang server_info", sglang_data.server_info),
-    "sglang-loads": ("SGLang loads", sglang_data.loads),
-    "sglang-generate": ("SGLang replies", sglang_data.generate),
+    "sglang-loads": ("SGLang loads", sglang_live.loads),
+    "sglang-generate": ("SGLang replies", sglang_live.generate),
     "sglang-bench-speculative": ("SGLang bench_speculative", sglang_data.bench_speculative),
     "sglang-bench-one-batch": ("SGLang bench_one_batch_server", sglang_data.bench_one_batch),
     "sglang-bench-serving": ("SGLang bench_serving", sglang_data.bench_serving),

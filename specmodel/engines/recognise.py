@@ -40,7 +40,10 @@ _JSON: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("sglang-loads", (("decode_moments",), ("loads", "accelerator"))),
     ("sglang-server-info", (("internal_states",), ("avg_spec_accept_length",), ("step_time_dict",))),
     ("sglang-server-info", (("tp_size", "speculative_algorithm"),)),
-    ("sglang-generate", (("meta_info",), ("spec_accept_histogram",), ("spec_correct_drafts_histogram",))),
+    (
+        "sglang-generate",
+        (("meta_info",), ("spec_accept_histogram",), ("spec_correct_drafts_histogram",), ("spec_verify_ct",)),
+    ),
     ("llamacpp-timings", (("predicted_n", "predicted_ms"),)),
 )
 

@@ -1,4 +1,4 @@
-"""SGLang's documents: `/server_info`, `/v1/loads`, `/generate` replies, and the results of its benchmarks."""
+"""SGLang's documents: `/server_info`, and the results of its benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specmodel.engines.reading import (
     whole,
 )
 
-__all__ = ["bench_one_batch", "bench_serving", "bench_speculative", "generate", "loads", "server_info"]
+__all__ = ["bench_one_batch", "bench_serving", "bench_speculative", "server_info"]
 
 STEP_QUANTILE = 0.2
 """Of repeated steps a low quantile is taken, as bench_speculative does: a step only ever waits."""
@@ -89,95 +89,6 @@ def _memory(reading: Reading, state: Any) -> None:
     for part, about in (("target_verify", "target_cuda_graph"), ("draft_decode", "draft_cuda_graph")):
         if (size := number(mapping(usage, "graph"), part)) is not None:
             reading.saw(about, True, f"memory_usage.graph.{part}", 1, f"its graphs take {size:g} GB")
-
-
-def loads(reading: Reading, documents: Iterable[Any], given: Given) -> None:
-    """Read `/v1/loads`: the moments of back-to-back decode steps, and the GPU's name."""
-    reading.system["engine"] = "sglang"
-    for document in documents:
-        if isinstance(name := document.get("accelerator"), str) and name:
-            reading.system["gpu"] = name
-        if (gpus := whole(document, "num_accelerators")) is not None:
-            reading.system["num_gpus"] = gpus
-        entries = document.get("loads")
-        for load in entries if isinstance(entries, list) else [document]:
-            moments = load.get("decode_moments") if isinstance(load, dict) else None
-            if (
-                not isinstance(moments, list)
-                or len(moments) < 6
-                or not all(number({"m": m}, "m", low=-1, high=1e30) is not None for m in moments[:6])
-            ):
-                reading.dropped["loads without decode moments"] += 1
-                continue
-            steps, batches, times, squares, _, tokens = (float(m) for m in moments[:6])
-            if steps < 1 or batches < steps or times <= 0 or squares * steps < batches**2 * (1 - 1e-9):
-                reading.dropped["decode moments that cannot be"] += 1
-                continue
-            length = max(tokens / batches, 1.0)
-            where = f"{reading.source}: decode_moments of {steps:.0f} steps"
-            row: dict[str, Any] = {"batch": rounded(batches / steps), "cycle_ms": rounded(times / steps / 1e3)}
-            row |= {"sd_cycle_ms": rounded(0.01 * times / steps / 1e3, 3), "samples": 1}
-            row["note"] = f"{where}: mean time at the mean batch"
-            reading.used["decode steps"] += int(steps)
-            if given.shape is not None:
-                reading.cycles.append(given.shape.row() | row)
-                if given.shape.num_steps:
-                    add_length(reading, given.shape, length, where, batches)
-            else:
-                reading.shapeless.append({"table": "cycles", **row})
-                reading.shapeless.append(
-                    {
-                        "table": "acceptance",
-                        "acceptance_length": rounded(length),
-                        "drafts": round(batches),
-                        "note": where,
-                    }
-                )
-
-
-def generate(reading: Reading, documents: Iterable[Any], given: Given) -> None:
-    """Read `/generate` replies: the histogram of accepted drafts, pooled over requests."""
-    reading.system["engine"] = "sglang"
-    pooled: dict[int, list[float]] = {}
-    prompts: dict[int, int] = {}
-    for document in documents:
-        for reply in document if isinstance(document, list) else [document]:
-            meta = mapping(reply, "meta_info") or reply
-            counts = sequence(meta, "spec_correct_drafts_histogram") or sequence(meta, "spec_accept_histogram")
-            rounds = whole(meta, "spec_verify_ct")
-            if not counts:
-                reason = "without a histogram" if rounds else "without speculation"
-                reading.dropped[f"replies {reason}"] += 1
-                continue
-            values = [number({"c": c}, "c", low=-0.5) for c in counts]
-            if any(v is None for v in values) or (
-                rounds is not None and abs(sum(v or 0 for v in values) - rounds) > max(1, 0.02 * rounds)
-            ):
-                reading.dropped["replies whose histogram is not that of spec_verify_ct rounds"] += 1
-                continue
-            proposed = whole(meta, "spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
-            steps = round(proposed / rounds) if proposed and rounds and proposed % rounds == 0 else len(counts) - 1
-            steps = given.shape.num_steps if given.shape is not None else steps
-            if steps < 1 or len(counts) > steps + 1:
-                reading.dropped["replies whose histogram is longer than their steps"] += 1
-                continue
-            total = pooled.setdefault(steps, [0.0] * (steps + 1))
-            for i, value in enumerate(values):
-                total[i] += value or 0.0
-            prompts[steps] = prompts.get(steps, 0) + 1
-            reading.used["replies"] += 1
-    for steps, histogram in sorted(pooled.items()):
-        shape = given.shape or Shape(num_steps=steps)
-        accepted = [round(sum(histogram[k:])) for k in range(1, steps + 1)]
-        note = f"{reading.source}: histogram of accepted drafts, {prompts[steps]} replies"
-        entry = {
-            "drafts": round(sum(histogram)),
-            "prompts": prompts[steps],
-            "accepted_per_position": accepted,
-            "note": note,
-        }
-        if entry["drafts"]:
-            reading.acceptance.append(shape.row() | entry)
 
 
 def bench_speculative(reading: Reading, documents: Iterable[Any], given: Given) -> None:
@@ -303,6 +214,9 @@ def bench_serving(reading: Reading, documents: Iterable[Any], given: Given) -> N
             continue
         if length is None and (shape is None or shape.num_steps):
             reading.questions.append(f"{where}: no accept_length though the server speculates; its speed is left out")
+            continue
+        if length is not None and shape is not None and shape.num_steps and not 1 <= length <= shape.num_steps + 1.005:
+            reading.questions.append(f"{where}: {length:g} tokens a cycle cannot be of {shape.num_steps} steps")
             continue
         row = serving_cycle(reading, document, length if shape is None or shape.num_steps else None, where)
         if row is None:

@@ -27,6 +27,7 @@ BAND = 1.25  # a line further from the median of its batch holds idle time, or a
 
 _DATE = re.compile(rb"\[(\d{4}-\d\d-\d\d)[ T]")
 _DP = re.compile(rb" DP(\d+)")
+_PP = re.compile(rb" PP(\d+)")
 _STEPS = re.compile(rb"steps(?:=| )(\d+)(?: -> (\d+))?")
 _TOKENS = re.compile(rb"draft_tokens (?:\d+ -> )?(\d+)")
 
@@ -58,6 +59,11 @@ class _Kind:
 
 Key = tuple[bytes | Any, ...]
 """Accept len, accept rate, #running-req and graph mode as printed; None where a layout lacks one."""
+
+
+def _later_stage(prefix: bytes) -> bool:
+    found = _PP.findall(prefix[max(prefix.rfind(b"["), 0) :])
+    return bool(found) and found[-1] != b"0"
 
 
 class SglangLog:
@@ -119,6 +125,9 @@ class SglangLog:
                 self._ranks.setdefault(self._rank(prefix), [0, ""])[1] = AFTER_DAMAGE
                 return
             self._layout = layout
+        if b" PP" in prefix and _later_stage(prefix):
+            self.reading.dropped["decode line of a later pipeline stage, which repeats the first one's"] += 1
+            return
         places = layout.places
         key = found.group(*places[:4])
         kind = self._here.get(key) or self._new_kind(key, prefix, line)

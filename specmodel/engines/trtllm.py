@@ -59,7 +59,7 @@ class _Steps:
         """Book the time that this record states for the one before it."""
         follows = iteration is not None and self._iteration is not None and iteration == self._iteration + 1
         if self._place is not None:
-            if device_ms is not None and follows:
+            if device_ms is not None and 0 < device_ms < 1e7 and follows:
                 self.times.setdefault(self._place, Samples()).add(device_ms, line)
             else:
                 reading.dropped["not timed: the next iteration does not follow, or has no device time"] += 1

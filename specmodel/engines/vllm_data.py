@@ -38,6 +38,12 @@ def bench_serve(reading: Reading, documents: Iterable[Any], given: Given) -> Non
             shape = Shape(num_steps=0)
         if length is None and shape is not None and shape.num_steps and itl and tpot:
             length = itl / tpot  # an event is a cycle, so its tokens are the acceptance length
+            if not 0.95 <= length <= 1.02 * (shape.num_steps + 1):
+                reading.questions.append(
+                    f"{where}: events of {length:.3g} tokens cannot be cycles of {shape.num_steps} steps"
+                )
+                continue
+            length = min(max(length, 1.0), shape.num_steps + 1.0)
         if batch is None and tpot is not None and (throughput := number(document, "output_throughput")):
             batch = throughput * tpot / 1e3  # Little's law: requests that decode at a time
         row = serving_cycle(reading, document, length if shape is None or shape.num_steps else None, where)
