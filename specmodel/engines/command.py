@@ -158,8 +158,8 @@ def _lacking(calibration: Calibration) -> str:
         return ""
     steps = max(shapes)[0]
     return (
-        f"all speeds are of {steps} step{'s' if steps > 1 else ''}: add a log without speculation, or one of another step "
-        "count, so that `optimize` has something to compare\n"
+        f"all speeds are of {steps} step{'s' if steps > 1 else ''}: add a log without speculation, or one of another "
+        "step count, so that `optimize` has something to compare\n"
     )
 
 
