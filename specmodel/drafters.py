@@ -36,8 +36,8 @@ _REACH = {
     "draft_model": Reach(kind="draft-model", low=0.55, typical=0.70, high=0.80, deployments=12),
 }
 
-# Cycle in plain steps beyond the first, per step of a chain at batch 4 or less: 25 deployments.
-STEP_COST = Reach(kind="cycle", low=0.09, typical=0.18, high=0.48, deployments=25)
+# Cycle in plain steps beyond the first, per step of a chain at batch 4 or less.
+STEP_COST = Reach(kind="cycle", low=0.10, typical=0.19, high=0.52, deployments=30)
 
 
 def reach_of_kind(method: str | None) -> Reach | None:

@@ -237,7 +237,8 @@ def _acceptance(book: Ledger) -> list[Lever]:
         elif ends[1] < low:
             text = f"{have}, far below its kind: {usual}; a layer, a norm or a vocabulary may be wired wrongly"
             advice = "compare drafts with the target's own next tokens on a few prompts, layer by layer"
-            out.append(lever("acceptance_wiring", _WIRING, typical, "open", text, advice=advice))
+            status = judged(typical, book.worth, decidable=False)
+            out.append(lever("acceptance_wiring", _WIRING, typical, status, text, advice=advice))
         elif ends[0] > low:
             out.append(settled("acceptance_wiring", _WIRING, f"{have}, as its kind: {usual}"))
         else:
@@ -309,7 +310,8 @@ def _positions(book: Ledger, have: str, by: str) -> list[Lever]:
         status = judged(bound, book.worth, decidable=False) if decided else "measure"
         if not by_position:
             text = "no acceptance of a position is stated"
-        out.append(lever(name, title, bound, status, text, "" if by_position else by))
+        decided_by = "model.method: which kind of drafter this is" if by_position else by
+        out.append(lever(name, title, bound, status, text, decided_by))
     return out
 
 

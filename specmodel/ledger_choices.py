@@ -232,7 +232,7 @@ def _graphs(book: Ledger) -> list[Lever]:
     case, out = book.case, []
     settings = case.request.settings
     eager = {
-        "draft": bool(np.all(settings.draft_mode == 2)),
+        "draft": bool(np.any(settings.draft_mode == 2)),
         "verify": bool(np.any(settings.verify_eager)),
     }
     parts = {"draft": case.parts.draft_ms, "verify": None}
