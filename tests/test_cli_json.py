@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,30 @@ def test_progress_is_shown_where_it_takes_long_and_is_gone_at_the_end(
     assert ("left out 1 of 3" in text) == shown
     assert text == "" or text.endswith("\r\x1b[K")
     assert validate._progress(argparse.Namespace(quiet=True)) is None
+
+
+def differences(shown: Any, real: Any, path: str = "") -> list[str]:
+    """Where a shortened object differs from the real one: other keys, other values, numbers off by 5 % or more."""
+    if shown == "..." and isinstance(real, str):
+        return []
+    if shown == ["..."] and isinstance(real, list):
+        return [] if real else [f"{path}: nothing is left out of an empty list"]
+    if type(shown) is not type(real) and not (isinstance(shown, int | float) and isinstance(real, int | float)):
+        return [f"{path}: {shown!r} is shown, {real!r} is real"]
+    if isinstance(real, dict):
+        if list(shown) != list(real):
+            return [f"{path}: keys {list(shown)} are shown, {list(real)} are real"]
+        return [text for key in real for text in differences(shown[key], real[key], f"{path}.{key}")]
+    if isinstance(real, list):
+        if len(shown) != len(real):
+            return [f"{path}: {len(shown)} are shown, {len(real)} are real"]
+        pairs = enumerate(zip(shown, real, strict=True))
+        return [text for i, (a, b) in pairs for text in differences(a, b, f"{path}[{i}]")]
+    same = math.isclose(shown, real, rel_tol=0.05) if isinstance(real, float) else shown == real
+    return [] if same else [f"{path}: {shown!r} is shown, {real!r} is real"]
+
+
+def test_the_object_that_the_reference_shows_is_the_one_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    [block] = [b for b in re.findall(r"```json\n(.*?)```", page, re.DOTALL) if "specmodel.optimum/1" in b]
+    assert differences(json.loads(block), answer(capsys, "optimize", SEED)) == []

@@ -1,4 +1,4 @@
-"""Files of many workloads and settings: the same numbers by the quick ways, and no time that grows with their product."""
+"""Files of many workloads and settings: the same numbers by the quick ways, and times that do not run away."""
 
 from __future__ import annotations
 
