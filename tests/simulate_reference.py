@@ -34,9 +34,11 @@ class Rule:
 
     start: int
     tiers: list[tuple[int, list[int], float]]
+    sizes: tuple[int, ...] = ()
     state: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def tier(self, batch: int) -> int:
+        batch = next((size for size in self.sizes if size >= batch), batch)
         return max(bisect.bisect_right([t[0] for t in self.tiers], batch) - 1, 0)
 
     def slot(self, batch: int) -> dict[str, Any]:
@@ -72,7 +74,9 @@ class Rule:
         s["steps"] = steps[i]
 
 
-def run_lane(block: Any, lane: int, tiers: list[tuple[int, list[int], float]], start: int = 0) -> dict[str, Any]:
+def run_lane(
+    block: Any, lane: int, tiers: list[tuple[int, list[int], float]], start: int = 0, sizes: tuple[int, ...] = ()
+) -> dict[str, Any]:
     """Simulate one lane of a `rounds.Block` (of which nothing is changed): finish and first-token times, cycles."""
     count, most = int(block.count[lane]), int(block.max_batch[lane])
     arrival = block.arrival_ms[lane].tolist()
@@ -80,7 +84,7 @@ def run_lane(block: Any, lane: int, tiers: list[tuple[int, list[int], float]], s
     survival, table = block.lookup.survival.tolist(), int(block.table[lane])
     kind, row, clients = int(block.kind[lane]), int(block.row[lane]), int(block.clients[lane])
     finish, first, cycles, over = [None] * count, [None] * count, [0] * count, [0] * count
-    rule = Rule(start=start, tiers=tiers)
+    rule = Rule(start=start, tiers=tiers, sizes=sizes)
     now, following, done, running = 0.0, 0, 0, list[Running]()
 
     def complete(request: int) -> None:

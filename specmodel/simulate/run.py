@@ -120,7 +120,7 @@ def _block(model: FittedModel, ready: Sequence[Prepared], streams: Sequence[Stre
         of_seed = np.arange(seeds) % tables
         bases = []  # of each table, where its curves begin
         for own in p.classes:
-            joined = np.concatenate([c.survival.reshape(-1, c.survival.shape[2]) for c in own])
+            joined = np.concatenate([c.survival.reshape(c.survival.shape[0] * c.survival.shape[1], -1) for c in own])
             key = joined.tobytes()
             if key not in known:
                 known[key] = sum(map(len, curves))

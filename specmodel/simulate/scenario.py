@@ -295,7 +295,12 @@ def scenario_from(options: Mapping[str, Any], source: str = "scenario") -> Scena
             raise UsageError(f"{source}: {name!r} is no option of a scenario; use {allowed}")
     for name, value in values.items():
         if name == "policies":
-            values[name] = (value,) if isinstance(value, str) else tuple(value)
+            words = (value,) if isinstance(value, str) else value
+            if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+                raise UsageError(f"{source}: policy must be a name or a list of names, got {shown(value)}")
+            values[name] = tuple(words)
+        elif name == "workload" and not isinstance(value, str | Mapping | None):
+            raise UsageError(f"{source}: workload must be a name or shares by name, got {shown(value)}")
         elif name in ("arrivals", "comm", "slo") and not isinstance(value, str | None):
             raise UsageError(f"{source}: {name} must be text, got {value!r}")
         elif name in ("output_tokens", "prompt_tokens") and value is not None:
