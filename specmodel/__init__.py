@@ -48,6 +48,8 @@ class _Package(types.ModuleType):
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, types.ModuleType) and name in _HOME:
+            if _HOME[name] != name:
+                return  # the module `specmodel.report` is reached by importing from it; the name is the function
             value = getattr(value, name, value)
         super().__setattr__(name, value)
 

@@ -18,6 +18,7 @@ from specmodel.optimum import Candidate, Optimum
 from specmodel.parts import conditional_draws
 from specmodel.plot import MeasuredPoint, measured_points
 from specmodel.report_page.explorer import Explorer, explore
+from specmodel.report_page.redact import without_secrets
 from specmodel.request import Workload
 from specmodel.schedule import ScheduleStep, schedule
 from specmodel.shapes import Trees, proposed_trees
@@ -116,7 +117,7 @@ def gather(
         steps=steps,
         refusals=refusals,
         points=tuple(measured_points(model, optimum, workload) for optimum in optima),
-        launch=tuple(lines),
+        launch=tuple(without_secrets("\n".join(lines)).split("\n")) if lines else (),
         launch_notes=tuple(notes),
         diagnosis=diagnosis,
         acceptance=_acceptance(model, first, workload),

@@ -1,7 +1,7 @@
 """What-if grid of a report: every slider position computed by the model, so that the page only looks values up.
 
 A position is the supposition ``acceptance+=a, verify*=v, draft*=d`` at one batch, answered as `whatif` answers it: the
-same central values, the same choice on (fewer of) the same joint draws.
+same central values, the same choice, on as many of the same joint draws as a cell of `sweep`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specmodel.choice import REGRET_TOLERANCE
 from specmodel.model import FittedModel
 from specmodel.optimum import Optimum
 from specmodel.suppose import changed, thinned
-from specmodel.whatif import Situation, situation
+from specmodel.whatif import THIN, Situation, situation
 
 __all__ = ["ACCEPTANCE", "DRAFT", "VERIFY", "Explorer", "explore"]
 
@@ -29,8 +29,6 @@ DRAFT = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 _HERE = (ACCEPTANCE.index(0.0), VERIFY.index(1.0), DRAFT.index(1.0))
 _MOST_BATCHES = 6
 _MOST_SHAPES = 13
-_THIN = 5
-"""A position looks at every fifth draw."""
 _LEVELS = (0.05, 0.5, 0.95)
 
 
@@ -113,7 +111,7 @@ def _slice(at: Situation, shapes: Sequence[tuple[int, int, int]]) -> _Slice:
     everything = [(c.num_steps, c.topk, c.num_draft_tokens) for c in at.optimum.table]
     index = np.array([everything.index(shape) for shape in shapes])
     rows = [at.optimum.table[i] for i in index]
-    of = thinned(at.of, _THIN)
+    of = thinned(at.of, THIN)
     drafting = of.drafting[index]
     shifts = [(Change(target="acceptance", operator="+=", value=a),) for a in ACCEPTANCE]
     logs, middle = (

@@ -52,6 +52,9 @@ _LABELS = {
 }
 
 
+FAR = "This is extrapolated and no recommendation."
+
+
 def explorer_section(explorer: Explorer | None) -> Markup | None:
     """The sliders, and the answer at the position where they stand."""
     if explorer is None:
@@ -106,11 +109,19 @@ def _result(e: Explorer) -> Markup:
     at = e.start
     best = int(e.best[at])
     value, low, high = (float(x[(*at, best)]) for x in (e.tok_s, e.low, e.high))
+    far = bool(e.extrapolated[at[0], best])
+    ends = interval((low, high))
+    # What is extrapolated is no figure to remember: its interval is shown, not its middle.
     facts = [
         ("best", setting_name(*e.shapes[best]), "steps", None),
-        ("throughput", f"{rate(value)} tok/s", "rate", f"90 % interval {interval((low, high))}"),
-        ("over plain decoding", factor(float(e.speedup[at])), "speedup", None),
-        ("change from now", change(float(e.gain[at])), "gain", None),
+        (
+            "throughput",
+            f"{ends if far else rate(value)} tok/s",
+            "rate",
+            "90 % interval" if far else f"90 % interval {ends}",
+        ),
+        ("over plain decoding", "not known" if far else factor(float(e.speedup[at])), "speedup", None),
+        ("change from now", "not known" if far else change(float(e.gain[at])), "gain", None),
     ]
     answer = tag(
         "dl",
@@ -143,7 +154,7 @@ def _result(e: Explorer) -> Markup:
         tag("th", "tok/s", scope="col"),
     )
     table = tag("table", tag("thead", head), tag("tbody", rows, id="whatif-rows"), class_="bars")
-    note = tag("p", "", id="whatif-note", class_="caption", aria_live="polite")
+    note = tag("p", FAR if far else "", id="whatif-note", class_="caption", aria_live="polite")
     return tag("div", answer, note, table, class_="result")
 
 

@@ -75,15 +75,16 @@
     const start = point * count;
     const best = grid.best[point];
     byId("whatif-steps").textContent = grid.names[best];
-    byId("whatif-rate").textContent = `${rate(grid.tok_s[start + best])} tok/s`;
-    const [low, high] = [grid.low[start + best], grid.high[start + best]];
-    byId("whatif-rate-detail").textContent = `90 % interval ${rate(low)} to ${rate(high)}`;
-    byId("whatif-speedup").textContent = factor(grid.speedup[point]);
-    byId("whatif-gain").textContent = change(grid.gain[point]);
+    const far = grid.extrapolated[at[0]][best];
+    const ends = `${rate(grid.low[start + best])} to ${rate(grid.high[start + best])}`;
+    byId("whatif-rate").textContent = `${far ? ends : rate(grid.tok_s[start + best])} tok/s`;
+    byId("whatif-rate-detail").textContent = far ? "90 % interval" : `90 % interval ${ends}`;
+    byId("whatif-speedup").textContent = far ? "not known" : factor(grid.speedup[point]);
+    byId("whatif-gain").textContent = far ? "not known" : change(grid.gain[point]);
     const values = grid.tok_s.slice(start, start + count);
-    const ends = [...grid.low.slice(start, start + count), ...grid.high.slice(start, start + count)];
-    const from = Math.max(Math.min(...ends, ...values), 0.6 * Math.min(...values)) * 0.98;
-    const to = Math.min(Math.max(...ends, ...values), 1.35 * Math.max(...values)) * 1.02;
+    const reach = [...grid.low.slice(start, start + count), ...grid.high.slice(start, start + count)];
+    const from = Math.max(Math.min(...reach, ...values), 0.6 * Math.min(...values)) * 0.98;
+    const to = Math.min(Math.max(...reach, ...values), 1.35 * Math.max(...values)) * 1.02;
     rows.forEach((row, i) => {
       draw(row, values[i], grid.low[start + i], grid.high[start + i], from, to);
       row.classList.toggle("best", i === best);
@@ -91,7 +92,7 @@
     });
     const notes = [];
     if (grid.outside[at[0]]) notes.push("This batch was not measured: the interval is wide for that reason.");
-    if (grid.extrapolated[at[0]][best]) notes.push("This is extrapolated and no recommendation.");
+    if (far) notes.push("This is extrapolated and no recommendation.");
     byId("whatif-note").textContent = notes.join(" ");
   };
 

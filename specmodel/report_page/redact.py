@@ -11,7 +11,8 @@ __all__ = ["MARK", "without_secrets"]
 
 MARK = "[redacted]"
 _KEYS = (
-    r"api[_-]?keys?|passw(?:or)?ds?|passphrase|secrets?|credentials?|(?:access|auth|api|hf|bearer|session)[_-]?tokens?"
+    r"api[_-]?keys?|passw(?:or)?ds?|passphrase|secrets?|credentials?"
+    r"|(?:access|auth|api|hf|bearer|session)[_-]?tokens?"
 )
 _WHOLE = re.compile(
     "|".join(
@@ -26,7 +27,7 @@ _WHOLE = re.compile(
 )
 # What stands before the value is kept, so that a reader sees what was left out.
 _VALUE = re.compile(
-    rf"((?i:\bbearer|\bbasic)\s+(?=\S*[0-9])|(?i:[\w.-]{{0,40}}(?:{_KEYS}))['\"]?(?:\s*[=:]\s*|\s+(?=\S*\d))['\"]?)"
+    rf"((?i:\bbearer|\bbasic)\s+(?=\S*[0-9])|(?i:[\w.-]{{0,40}}(?:{_KEYS}))['\"]?(?:\s*[=:]\s*|\s+(?:\\\s+)?(?=\S*\d))['\"]?)"
     r"([^\s'\",;)<>]{4,})"
 )
 _LOGIN = re.compile(r"(?<=://)[^\s/@]{1,200}@")
