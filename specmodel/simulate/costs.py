@@ -17,6 +17,7 @@ __all__ = ["CostTable", "Draws", "Prefill", "cost_table", "draws_of", "prefill_o
 Array = NDArray[np.float64]
 CONTEXTS = 9
 _COARSE_BATCHES, _COARSE_CONTEXTS = 6, 2
+_BESIDE = 1e-6  # of a context: next to it, but not where something was measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,25 +109,56 @@ def cost_table(
     context: tuple[float, float],
     workload: Workload,
 ) -> CostTable:
-    """Times of chains of 0 to `longest` steps at batches up to `max_batch` and contexts between two, one table."""
+    """Times of chains of 0 to `longest` steps at batches up to `max_batch` and contexts between two, one table.
+
+    At the contexts that were measured they are those of `predict`. What a pass measured there is off the smooth terms
+    (a step of the kernels at its size) is taken to hold at the contexts around as well.
+    """
     depends = bool(np.isfinite(model.deployment.context_reference)) and context[1] > context[0]
     contexts = np.linspace(*context, CONTEXTS) if depends else np.array([context[0]])
-    p = model.predict(
-        np.arange(longest + 1)[:, None, None],
-        np.arange(1, max_batch + 1)[None, :, None],
-        comm,
-        context_tokens=contexts[None, None, :] if np.isfinite(model.deployment.context_reference) else None,
-        workload=workload,
-    )
-    shape = (longest + 1, max_batch, len(contexts))
-    verify, draft, overhead = (np.broadcast_to(x, shape) for x in (p.verify_ms, p.draft_ms, p.overhead_ms))
+    known = np.isfinite(model.deployment.context_reference)
+
+    def times(at: Array) -> tuple[Array, Array]:
+        p = model.predict(
+            np.arange(longest + 1)[:, None, None],
+            np.arange(1, max_batch + 1)[None, :, None],
+            comm,
+            context_tokens=at[None, None, :] if known else None,
+            workload=workload,
+        )
+        shape = (longest + 1, max_batch, len(at))
+        return np.broadcast_to(p.verify_ms, shape), np.broadcast_to(p.draft_ms + p.overhead_ms, shape)
+
+    verify, rest = times(contexts * (1.0 + _BESIDE) if depends else contexts)
+    measured = np.array(model.measured.contexts, dtype=float)
+    if depends and len(measured):
+        there, beside = times(measured), times(measured * (1.0 + _BESIDE))
+        own = [
+            np.log(x / np.where(y > 0.0, y, 1.0), where=y > 0.0, out=np.zeros(x.shape))
+            for x, y in zip(there, beside, strict=True)
+        ]
+        verify, rest = (
+            x * np.exp(between(f, np.log(measured), np.log(contexts), 2))
+            for x, f in zip((verify, rest), own, strict=True)
+        )
     idle = np.zeros((longest + 1, 1, len(contexts)))
     return CostTable(
         verify_ms=np.concatenate([idle, verify], axis=1)[None],
-        rest_ms=np.concatenate([idle, draft + overhead], axis=1)[None],
+        rest_ms=np.concatenate([idle, rest], axis=1)[None],
         context_low=contexts[:1].astype(float),
         context_step=np.array([contexts[1] - contexts[0] if depends else 1.0]),
     )
+
+
+def between(values: Array, places: Array, at: Array, axis: int) -> Array:
+    """Values at increasing places along an axis, interpolated to others; the ends are held."""
+    if len(places) == 1:
+        return np.repeat(values, len(at), axis=axis)
+    low = np.clip(np.searchsorted(places, at, side="right") - 1, 0, len(places) - 2)
+    part = np.clip((at - places[low]) / (places[low + 1] - places[low]), 0.0, 1.0)
+    part = part.reshape([-1 if i == axis else 1 for i in range(values.ndim)])
+    first = np.take(values, low, axis=axis)
+    return np.asarray(first + part * (np.take(values, low + 1, axis=axis) - first))
 
 
 def survival_of(model: FittedModel, workload: str, longest: int) -> Array:
@@ -200,15 +232,6 @@ def with_draws(table: CostTable, draws: Draws) -> CostTable:
     _, _, width, count = table.verify_ms.shape
     batch = np.log(np.maximum(np.arange(width), 1))
     contexts = table.context_low[0] + table.context_step[0] * np.arange(count)
-
-    def between(values: Array, places: Array, at: Array, axis: int) -> Array:
-        if len(places) == 1:
-            return np.repeat(values, len(at), axis=axis)
-        low = np.clip(np.searchsorted(places, at, side="right") - 1, 0, len(places) - 2)
-        part = np.clip((at - places[low]) / (places[low + 1] - places[low]), 0.0, 1.0)
-        part = part.reshape([-1 if i == axis else 1 for i in range(values.ndim)])
-        first = np.take(values, low, axis=axis)
-        return np.asarray(first + part * (np.take(values, low + 1, axis=axis) - first))
 
     def factors(values: Array) -> Array:
         return np.exp(between(between(np.log(values), draws.log_batch, batch, 2), draws.contexts, contexts, 3))

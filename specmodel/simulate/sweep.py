@@ -150,13 +150,18 @@ def answers_of(packed: bytes, block: Block) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ on this machine
-def _on_cores(packed: bytes, blocks: list[list[Job]], workers: int) -> Iterator[list[str]]:
+def _on_cores(
+    packed: bytes,
+    blocks: list[list[Job]],
+    workers: int,
+    work: Callable[[bytes, Block], list[str]] = answers_of,
+) -> Iterator[list[str]]:
     """Run the blocks in a pool of processes; where one dies, the pool is started again for what is left."""
     left = dict(enumerate(blocks))
     restarts = 0
     while left:
         pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-        futures = {pool.submit(answers_of, packed, block): i for i, block in left.items()}
+        futures = {pool.submit(work, packed, block): i for i, block in left.items()}
         try:
             waiting = set(futures)
             while waiting:
