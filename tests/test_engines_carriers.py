@@ -93,6 +93,13 @@ def records(key, **more):
     return wrap
 
 
+def docker(text):
+    """Records as Docker writes them, the text first and no blanks; what it escapes, it escapes as Go does."""
+    lines = (line.decode("utf-8", "replace") for line in re.findall(rb"[^\n]*\n|[^\n]+$", text))
+    records = ({"log": line, "stream": "stderr", "time": "2026-08-19T09:14:02.123456789Z"} for line in lines)
+    return b"".join(json.dumps(one, separators=(",", ":"), ensure_ascii=False).encode() + b"\n" for one in records)
+
+
 def long_record(text):
     """Docker's records of limited length: a longer line comes in several, all but the last without an end."""
     out = []
@@ -138,7 +145,8 @@ CARRIERS = {
     "Actions": before(b"2026-08-19T09:14:02.1234567Z "),
     "a quotation": before(b"> "),
     "a patch": before(b"+"),
-    "Docker's records": records("log", stream="stderr", time="2026-08-19T09:14:02.123456789Z"),
+    "Docker's records": docker,
+    "Docker's records, keys in another order": records("log", stream="stderr", time="2026-08-19T09:14:02.123456789Z"),
     "Docker's records, long lines in pieces": long_record,
     "a structured logger": records("message", level="INFO", timestamp="2026-08-19T09:14:02Z"),
     "journalctl -o json": records("MESSAGE", _HOSTNAME="somewhere", PRIORITY="6"),

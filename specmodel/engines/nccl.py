@@ -192,6 +192,7 @@ _COMPLETE = re.compile(rb"rank (\d{1,6}) nranks (\d{1,6}) .*Init COMPLETE")
 _CHOICE = re.compile(
     rb"(?:(\w+): )?(\d{1,15}) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\})?"
 )
+_LINK = re.compile(rb" via ([A-Z0-9]{2,8})(?:/(CUMEM|IPC|direct pointer))?")
 _PROCESS = re.compile(rb"(\S+:\d+):\d+ \[")
 
 
@@ -222,11 +223,16 @@ class NcclDebug:
     def _info(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         self._first = self._first or line
         text = strip_ansi(text)
-        if found := _SET.search(text):
+        # Plain substrings first, the most frequent line before the others: a run prints thousands of connections.
+        at = text.find(b" via ")
+        if at >= 0 and (found := _LINK.match(text, at)):
+            words = found[1] if found[2] is None else found[1] + b"/" + found[2]
+            self._links[words] = self._links.get(words, 0) + 1
+        elif b" set " in text and (found := _SET.search(text)):
             self._set(prefix, found, complete or len(text) > found.end())
         elif b" -> Algo " in text and (found := _CHOICE.search(text)):
             self._choose(found)
-        elif found := _NCCL_VERSION.search(text):
+        elif b"NCCL version" in text and (found := _NCCL_VERSION.search(text)):
             self._version = found[1]
         elif b"coll channels" in text and (found := _CHANNELS.search(text)):
             words = found[1] + b" channels of collectives"
@@ -234,9 +240,6 @@ class NcclDebug:
             self._channels[words] = self._channels.get(words, 0) + 1
         elif b"Init COMPLETE" in text and (found := _COMPLETE.search(text)):
             self._ranks.setdefault(int(found[2]), set()).add(int(found[1]))
-        elif b" via " in text and (found := re.search(rb" via ([A-Z0-9]{2,8})(?:/(CUMEM|IPC|direct pointer))?", text)):
-            words = b"/".join(part for part in found.groups() if part)
-            self._links[words] = self._links.get(words, 0) + 1
 
     def _set(self, prefix: bytes, found: re.Match[bytes], ended: bool) -> None:
         name, value = found[1].decode(), found[2].rstrip(b".,").decode("utf-8", "replace")

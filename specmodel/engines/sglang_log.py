@@ -128,8 +128,8 @@ class SglangLog:
         if b" PP" in prefix and _later_stage(prefix):
             self.reading.dropped["decode line of a later pipeline stage, which repeats the first one's"] += 1
             return
-        places = layout.places
-        key = found.group(*places[:4])
+        length, rate, running, graph, tokens, throughput = found.group(*layout.places)
+        key = (length, rate, running, graph)
         kind = self._here.get(key) or self._new_kind(key, prefix, line)
         kind.count += 1
         self._decode_lines[1] = line
@@ -138,7 +138,6 @@ class SglangLog:
         if rank[1] or kind.batch != rank[0] or kind.mean is None:
             self._untimed(kind, rank)
             return
-        tokens, throughput = found.group(*places[4:])
         group = kind.group
         try:
             speed = float(throughput)

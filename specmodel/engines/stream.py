@@ -223,7 +223,8 @@ def _scan(body: bytes, anchors: list[tuple[bytes, Handler]], line: int, complete
                 end = size
             if carriages:
                 start = max(start, body.rfind(b"\r", start, at) + 1)
-                end = body.find(b"\r", at, end) if b"\r" in body[at:end] else end
+                cut = body.find(b"\r", at, end)
+                end = cut if cut >= 0 else end
             line += body.count(b"\n", counted, at)
             counted = at
         before = start if at - start < MAX_PREFIX_BYTES else at - MAX_PREFIX_BYTES

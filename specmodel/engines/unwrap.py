@@ -26,6 +26,7 @@ _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "line", "text", "textPayload",
 _PREAMBLE = re.compile(
     rb"\s*(?:(?:HTTP/[\d.]+ \d+|[A-Za-z][\w-]{0,40}: |[$#>%] |```|~~~)[^\n]*\r?\n|[ \t]*\r?\n){1,60}\s*(?=[\[{])"
 )
+_DOCKER = b'{"log":"'
 _BOMS = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -124,6 +125,11 @@ def _texts(blocks: Iterable[bytes], ended: bool) -> Iterator[bytes]:
 
 
 def _plain(line: bytes, ended: bool) -> bytes:
+    if ended and line.startswith(_DOCKER):
+        # Docker's own order of keys: a text without escapes but for the end of its line needs no parser.
+        end = line.find(b'"', len(_DOCKER))
+        if line.find(b"\\", len(_DOCKER), end) == end - 2 and line[end - 1 : end + 2] == b'n",':
+            return line[len(_DOCKER) : end - 2] + b"\n"
     found = _record(line)
     if found is None:
         return line + b"\n"

@@ -278,7 +278,7 @@ class VllmLog:
             self.reading.dropped["not timed: iteration with drafts of different lengths"] += 1
         else:
             place = (tokens // requests - 1, requests * self.args.data_parallel)
-            self._iterations.setdefault(place, Samples()).add(float(found[4]), line)
+            (self._iterations.get(place) or self._iterations.setdefault(place, Samples())).add(float(found[4]), line)
 
     def _date(self, prefix: bytes) -> None:
         if self.reading.date is None and (found := _DATE.search(prefix)):

@@ -7,6 +7,7 @@ python tests/bench/bench_ingest.py --megabytes 1000   a gigabyte
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,11 @@ parser = argparse.ArgumentParser()
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args(sys.argv[1:])))
 """
+VLLM_ACCESS = b'(APIServer pid=4101) INFO:     10.0.0.6:50294 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+TRTLLM_OTHER = (
+    b"[05/20/2026-14:03:07] [TRT-LLM] [I] [_torch][RANK 0] Run generation only CUDA graph warmup for batch size\n"
+)
+LLAMA_OTHER = b"1.03.101.552 I slot print_timing: id  0 | task 0 | n_gen = 63, tg = 92.41 t/s, tg_3s = 93.02 t/s\n"
 ACCESS = b'[2026-08-19 09:15:57] INFO:     10.0.0.6:50294 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
 
 
@@ -32,15 +38,28 @@ def kinds() -> dict[str, tuple[bytes, bytes]]:
     start = b"".join(line for line in lines if b"Decode" not in line and b"Prefill" not in line)
     decode = b"".join(line for line in lines if b"Decode batch" in line)
     vllm = (DATA / "vllm_v1_eagle3.log").read_bytes()
+    iterations = [line for line in vllm.splitlines(keepends=True) if b"Iteration(" in line]
+    trtllm = (DATA / "trtllm_iter.log").read_bytes().splitlines(keepends=True)
     return {
         "sglang, whole log over and over": (b"", sglang),
         "sglang, decode lines only": (start, decode),
         "sglang, one decode line in ten": (start, b"".join(line + 9 * ACCESS for line in lines if b"Decode" in line)),
         "vllm, whole log over and over": (b"", vllm),
+        "vllm, one iteration in ten lines": (vllm, b"".join(line + 9 * VLLM_ACCESS for line in iterations)),
         "trtllm, iteration lines only": (b"", (DATA / "trtllm_iter.log").read_bytes()),
+        "trtllm, one iteration in ten lines": (b"", b"".join(line + 9 * TRTLLM_OTHER for line in trtllm)),
         "llama.cpp, requests over and over": (b"", (DATA / "llamacpp_server_new.log").read_bytes()),
+        "llama.cpp, a request in a hundred": (b"", (DATA / "llamacpp_server_new.log").read_bytes() + 500 * LLAMA_OTHER),
+        "NCCL debug lines over and over": (b"", (DATA / "nccl_debug_info.log").read_bytes()),
+        "sglang in Docker's records": (b"", b"".join(_docker(line) for line in lines)),
+        "sglang behind a container's prefix": (b"", b"".join(b"sglang-1  | " + line for line in lines)),
         "no engine's words": (start, ACCESS),
     }
+
+
+def _docker(line: bytes) -> bytes:
+    record = {"log": line.decode("utf-8", "replace"), "stream": "stderr", "time": "2026-08-19T09:14:02.123456789Z"}
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def measure(path: Path) -> tuple[float, float, float]:
