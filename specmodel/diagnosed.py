@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specmodel.errors import UsageError
-from specmodel.expectations import Facts, facts_of
+from specmodel.expectations import Facts, facts_of, plain_of
 from specmodel.measured import default_context
 from specmodel.model import FittedModel
 from specmodel.parts import Parts, draw_with_parameters
 from specmodel.request import Request, number
 
-__all__ = ["Case", "case_of", "interval_90"]
+__all__ = ["Case", "case_of", "harmonic", "interval_90"]
 
 Array = NDArray[np.float64]
 DRAWS = 500
@@ -68,6 +68,18 @@ class Case:
     def comm(self) -> str:
         """Communication setting that is diagnosed."""
         return self.comms[self.chosen // len(self.shapes)]
+
+    @property
+    def measured_speedup(self) -> float | None:
+        """Quotient of the measured rates, of all workloads together; None where one is missing."""
+        rate = harmonic([(share, f.rate) for share, f in self.rows])
+        plain = harmonic([(share, self.plain_of(f)) for share, f in self.rows])
+        return None if rate is None or plain is None else rate / plain
+
+    def plain_of(self, fact: Facts) -> float | None:
+        """Plain rate that a row is compared with."""
+        ends = plain_of(self.facts, fact)
+        return self.plain_tok_s if ends is None else sum(ends) / 2
 
     def points(self, comm: str | None = None, *, chains: bool = False) -> list[int]:
         """Points that draft and are not extrapolated, of one setting or all; the diagnosed one is always among them."""
@@ -236,16 +248,18 @@ def _chosen(
         before = rows.get(f.row.workload)
         if before is None or (f.rate or 0.0) > (before.rate or 0.0):
             rows[f.row.workload] = f
-    whole = {j: mixed_rate(shares, rows) for j, rows in best.items()}
+    whole = {
+        j: harmonic([(share, rows[w].rate if w in rows else None) for w, share in shares.items()])
+        for j, rows in best.items()
+    }
     timed = {j: rate for j, rate in whole.items() if rate is not None}
     point = max(timed, key=lambda j: timed[j]) if timed else max(best, key=lambda j: float(mean[j]))
     complete = set(best[point]) == set(shares)
     return point, tuple((share, best[point][w]) for w, share in shares.items()) if complete else ()
 
 
-def mixed_rate(shares: Mapping[str, float], rows: Mapping[str, Facts]) -> float | None:
-    """Rate of a mixture of workloads, shares of tokens: harmonic; None where one of them has none."""
-    rates = {w: rows[w].rate if w in rows else None for w in shares}
-    if any(rate is None for rate in rates.values()):
+def harmonic(values: Sequence[tuple[float, float | None]]) -> float | None:
+    """Harmonic mean by shares of tokens; None where a value is missing, or there is none."""
+    if not values or any(value is None for _, value in values):
         return None
-    return 1.0 / sum(share / (rates[w] or 1.0) for w, share in shares.items())
+    return 1.0 / sum(share / (value or 1.0) for share, value in values)

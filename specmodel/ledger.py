@@ -42,7 +42,7 @@ def ledger_of(case: Case, worth: float, evidence: Iterable[Evidence] = ()) -> tu
         Facts from logs, besides those of the file.
     """
     facts: dict[str, tuple[Evidence, ...]] = {}
-    for fact in (*case.model.calibration.evidence, *evidence):
+    for fact in (*evidence, *case.model.calibration.evidence):
         facts[fact.about] = (*facts.get(fact.about, ()), fact)
     book = Ledger(case=case, worth=worth, facts=facts)
     found = [_draft(book), _overhead(book), *_verify(book), *_acceptance(book), *choices(book)]

@@ -58,6 +58,8 @@ def _off(book: Ledger) -> Lever:
     """Plain decoding instead."""
     case, tok_s = book.case, book.case.parts.tok_s
     draws = tok_s[:, case.plain] / tok_s[:, case.chosen]
+    if case.measured_speedup is not None:
+        draws = draws / (case.measured_speedup * float(np.median(draws)))
     bound, text = _ratio(draws), f"plain decoding {100 * (float(np.median(draws)) - 1.0):+.1f} %"
     if case.plain_tok_s is None and case.measured:
         text += ", predicted"
@@ -276,7 +278,7 @@ def _padding(book: Ledger) -> Lever:
     tokens = case.batch / case.model.deployment.data_parallel * case.shape[2]
     if not sizes:
         text = f"which sizes were captured is not stated; a pass has {tokens:g} tokens a rank"
-        return lever("graph_padding", title, None, "measure", text, f"model.cuda_graph_sizes, or {_LOG}")
+        return lever("graph_padding", title, None, "measure", text, _LOG)
     limit = float(case.model.deployment.graph_limit_tokens(np.array(float(case.shape[2]))))
     if tokens > limit:
         text = f"a pass has {tokens:g} tokens a rank, the largest captured graph {limit:g}: it runs without one"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specmodel.diagnosed import Case, interval_90
+from specmodel.diagnosed import Case, harmonic, interval_90
 from specmodel.diagnosis import Culprit, Finding
 from specmodel.drafters import STEP_COST, Reach, acceptance_a_draft, chain_length, reach_of_kind
-from specmodel.expectations import Facts, plain_of, shape_text
+from specmodel.expectations import shape_text
 from specmodel.levers import KNOWN
 from specmodel.parts import verify_terms
 from specmodel.speeds import Noise, stated_speed
@@ -73,15 +73,15 @@ def balance_of(case: Case) -> Balance:
     rows = case.rows
     if rows and all(f.length is not None for _, f in rows):
         stated = True
-    rate, plain = _mixed([(share, f.rate) for share, f in rows]), _mixed([(s, _plain_of(case, f)) for s, f in rows])
-    if rate is not None and plain is not None:
+    quotient = case.measured_speedup
+    if quotient is not None:
         sd = _speed_sd(case)
         length_sd = float(np.std(np.log(length_draws)))
-        speedup = _around(rate / plain, sd)
-        emitted = _mixed([(share, f.length) for share, f in rows])
+        speedup = _around(quotient, sd)
+        emitted = harmonic([(share, f.length) for share, f in rows])
         if emitted is not None:
             length = _around(emitted, length_sd)
-            cycle = _around(emitted * plain / rate, float(np.hypot(sd, length_sd)))
+            cycle = _around(emitted / quotient, float(np.hypot(sd, length_sd)))
     return Balance(
         cycle=cycle,
         length=Quantity(value=length.value, low=max(length.low, 1.0), high=length.high),
@@ -90,18 +90,6 @@ def balance_of(case: Case) -> Balance:
         plain_measured=case.plain_tok_s is not None,
         experts=_experts(case),
     )
-
-
-def _plain_of(case: Case, fact: Facts) -> float | None:
-    ends = plain_of(case.facts, fact)
-    return case.plain_tok_s if ends is None else sum(ends) / 2
-
-
-def _mixed(values: Sequence[tuple[float, float | None]]) -> float | None:
-    """Harmonic mean by shares of tokens; None where one is missing, or there is none."""
-    if not values or any(value is None for _, value in values):
-        return None
-    return 1.0 / sum(share / (value or 1.0) for share, value in values)
 
 
 def _of_draws(draws: Array) -> Quantity:
@@ -208,9 +196,12 @@ def _without_plain(case: Case, balance: Balance, name: str) -> str:
         if stated
         else f"{name} cannot gain more than {most} times"
     )
+    reach = reach_of_kind(case.model.calibration.model.method)
+    lower = stated and reach is not None and length.high < MARGIN * chain_length(reach.low, case.shape[0])
+    rider = f"; the drafter stands out: {_drafter_text(case, balance, reach)}" if lower else ""
     return (
         f"plain decoding was not measured at batch {case.batch:g}, so what a cycle costs in plain steps, and whether "
-        f"drafter or engine is the problem, cannot be told: {have}; measure plain decoding there (num_steps: 0)"
+        f"drafter or engine is the problem, cannot be told: {have}; measure plain decoding there (num_steps: 0){rider}"
     )
 
 
@@ -312,7 +303,7 @@ def _dear(case: Case, balance: Balance) -> str | None:
     for f in case.facts:
         row = f.row
         beside = row.num_steps and row.topk == 1 and (row.batch, row.comm) == (case.batch, case.comm)
-        plain = _plain_of(case, f)
+        plain = case.plain_of(f)
         if not beside or row.workload not in case.workloads or f.shape not in case.shapes:
             continue
         if f.cycle_ms is None or plain is None or row.context_tokens not in (case.context_tokens, None):

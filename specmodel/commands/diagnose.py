@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         runtime=evidence,
         context_tokens=args.context_tokens,
     )
-    everything = (*calibration.evidence, *evidence)
+    everything = (*evidence, *calibration.evidence)
     if everything:
         seen = seen_sentences(everything, calibration.model.cuda_graph_sizes, missing=logged is not None)
         found = replace(found, runtime=tuple(map(clean, seen)))
@@ -146,7 +146,11 @@ def _screen(cal: Calibration, found: Diagnosis) -> Screen:
     if ranked:
         blocks.append(_grid(ranked, found.worth))
     items = [("open", f"{x.title}: {_told(x)}") for x in ranked if x.status == "open"]
-    items += [("measure", f"{x.title}: {x.decided_by or x.evidence}") for x in ranked if x.status == "measure"]
+    deciding: dict[str, list[str]] = {}
+    for x in ranked:
+        if x.status == "measure":
+            deciding.setdefault(x.decided_by or x.evidence, []).append(x.title)
+    items += [("measure", f"{', '.join(titles)}: {by}") for by, titles in deciding.items()]
     items += [("closed", _closed(x)) for x in found.levers if x.status == "closed"]
     blocks.append(Entries(items=items))
     rest = [("numbers", f"{f.message} ({f.where})") for f in found.findings[:_MOST_FINDINGS]]

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SEED = "calibrations/seed/kimi-k2.5-eagle3-8x-rtx-pro-6000.yaml"
 FIELD = "calibrations/field"
+LOG = "tests/data/engines/sglang_v0510_eagle3_tree_tp8_noisy_truncated.log"
 
 # Name of the file, and what is run: the arguments, the width, the encoding of the output.
 SCREENS: dict[str, tuple[tuple[str, ...], int, str]] = {
@@ -30,6 +31,9 @@ SCREENS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "predict": (("predict", SEED, "--steps", "0-3,5"), 80, "utf-8"),
     "fit": (("fit", SEED), 100, "utf-8"),
     "validate": (("validate", SEED, "--tolerance", "50"), 80, "utf-8"),
+    "diagnose": (("diagnose", SEED), 80, "utf-8"),
+    "diagnose-ascii": (("diagnose", f"{FIELD}/specforge_339_qwen3_30b_a3b_h100x2.yaml"), 80, "ascii"),
+    "diagnose-log": (("diagnose", SEED, LOG), 100, "utf-8"),
     "compare": (("compare", f"{FIELD}/qwen38mtp_5090_450w.yaml", f"{FIELD}/qwen38mtp_5090_600w.yaml"), 80, "utf-8"),
 }
 
