@@ -77,7 +77,7 @@ def explorer_section(explorer: Explorer | None) -> Markup | None:
         "whatif",
         "What if",
         tag("p", caption, class_="caption"),
-        tag("noscript", tag("p", "The sliders need JavaScript; shown is the answer as things are.", class_="caption")),
+        tag("p", "The sliders need JavaScript; shown is the answer as things are.", class_="caption", id="scriptless"),
         tag("div", controls, _result(explorer), class_="explorer"),
     )
 

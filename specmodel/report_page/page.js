@@ -43,6 +43,7 @@
 
   const grid = report.whatif;
   if (!grid) return;
+  byId("scriptless").hidden = true;
   const axes = ["batch", "acceptance", "verify", "draft"];
   const sliders = axes.map((name) => byId(`slider-${name}`));
   const rows = [...byId("whatif-rows").rows];
