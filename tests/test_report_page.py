@@ -326,6 +326,12 @@ def test_wrong_usage_exits_2(arguments: tuple[str, ...], said: str) -> None:
     assert said in err
 
 
+def test_help_begins_with_examples() -> None:
+    code, out, err = run("report", "-h")
+    assert (code, err) == (0, "")
+    assert out.startswith("examples:\n  specmodel report")
+
+
 def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "report.html"
     target.write_text("before")

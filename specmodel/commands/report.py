@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from specmodel.commands import options, output
+from specmodel.commands import launching, options, output
 
 EXAMPLES = """\
   specmodel report calib.yaml -o report.html              one page to read, print or mail: no network needed
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_candidates(parser)
     options.add_extrapolate(parser)
+    launching.add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         context_tokens=args.context_tokens,
         trees=args.trees,
         extrapolate=args.extrapolate,
+        engine=args.engine,
         kind=kind,
     )
     if target is None:

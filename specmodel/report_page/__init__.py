@@ -44,6 +44,7 @@ def report(
     *,
     kind: Literal["html", "md"] = "html",
     extrapolate: bool = False,
+    engine: tuple[str, str | None] | None = None,
 ) -> str:
     """Write a report on a deployment: verdict, recommendation, figures, ledger of levers, what it all rests on.
 
@@ -59,6 +60,9 @@ def report(
         One HTML page that needs no network and no other file, or Markdown.
     extrapolate : bool
         Recommend a point far from anything measured as well.
+    engine : (str, str or None), optional
+        The engine that the launch line is for, one of `specmodel.launch.ENGINES`, and its version; by default those
+        of the file.
 
     Returns
     -------
@@ -85,6 +89,7 @@ def report_of(
     *,
     kind: Literal["html", "md"] = "html",
     extrapolate: bool = False,
+    engine: tuple[str, str | None] | None = None,
 ) -> Report:
     """Write a report as `report` does, and keep its answer beside it."""
     if kind not in ("html", "md"):
@@ -104,6 +109,7 @@ def report_of(
         context_tokens=context_tokens,
         trees=trees,
         extrapolate=extrapolate,
+        engine=engine,
     )
     text = page(content, document_of(content, __version__), __version__) if kind == "html" else markdown(content)
     return Report(

@@ -12,7 +12,8 @@ from specmodel.calibration import AcceptanceEntry
 from specmodel.decide import optimize
 from specmodel.diagnose import diagnose
 from specmodel.diagnosis import Diagnosis
-from specmodel.launch.lines import launch_lines
+from specmodel.launch import Launch
+from specmodel.launch.lines import launch_lines, launch_of
 from specmodel.model import FittedModel
 from specmodel.optimum import Candidate, Optimum
 from specmodel.parts import conditional_draws
@@ -59,6 +60,8 @@ class Content:
     points: tuple[tuple[MeasuredPoint, ...], ...]
     launch: tuple[str, ...]
     launch_notes: tuple[str, ...]
+    launched: Launch | None
+    """The same as an object; None where nothing is recommended, or for no engine that is known."""
     diagnosis: Diagnosis
     acceptance: Acceptance | None
     explorer: Explorer | None
@@ -79,6 +82,7 @@ def gather(
     context_tokens: int | None = None,
     trees: Trees = (),
     extrapolate: bool = False,
+    engine: tuple[str, str | None] | None = None,
 ) -> Content:
     """Answer every question of a report.
 
@@ -108,7 +112,7 @@ def gather(
     )
     steps = schedule(optima)
     refusals = tuple(refusal(model, optimum, extrapolate=extrapolate) for optimum in optima)
-    lines, notes = ([], []) if any(refusals) else launch_lines(model, optima, steps, _WIDTH)
+    lines, notes = ([], []) if any(refusals) else launch_lines(model, optima, steps, _WIDTH, engine)
     first = _first(model, optima)
     diagnosis = diagnose(model, first.batch, workload, comm, context_tokens=context_tokens)
     return Content(
@@ -119,6 +123,7 @@ def gather(
         points=tuple(measured_points(model, optimum, workload) for optimum in optima),
         launch=tuple(without_secrets("\n".join(lines)).split("\n")) if lines else (),
         launch_notes=tuple(notes),
+        launched=None if any(refusals) else launch_of(model, optima, steps, engine),
         diagnosis=diagnosis,
         acceptance=_acceptance(model, first, workload),
         explorer=explore(

@@ -21,8 +21,8 @@ def document_of(content: Content, version: str) -> dict[str, Any]:
         "specmodel": version,
         "name": cal.name,
         "description": cal.description,
-        "answer": answer_document(content.model, content.optima, content.steps, content.refusals),
-        "launch": list(content.launch),
+        "answer": answer_document(content.model, content.optima, content.steps, content.refusals, content.launched),
+        "launch_lines": list(content.launch),
         "diagnosis": dataclasses.asdict(content.diagnosis),
         "acceptance": None
         if curve is None

@@ -11,7 +11,7 @@ from specmodel.report_page.content import Content, shown_chains
 from specmodel.report_page.evidence import ceiling_of
 from specmodel.report_page.figures import plain_ms
 from specmodel.report_page.redact import without_secrets
-from specmodel.report_page.sections import MOST_WARNINGS
+from specmodel.report_page.sections import MOST_WARNINGS, capital
 from specmodel.words import (
     absent,
     answer_line,
@@ -57,7 +57,7 @@ def markdown(content: Content) -> str:
     if cal.description:
         blocks.append([plain(cal.description)])
     line = answer_line(content.model, content.optima, content.steps, content.refusals)
-    blocks += [[f"**{plain(diagnosis.verdict)}**"], [plain(line)]]
+    blocks += [[f"**{plain(capital(diagnosis.verdict))}**"], [plain(line)]]
     blocks += _launch(content)
     if len(content.optima) > 1:
         blocks += _by_batch(content)
