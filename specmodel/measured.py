@@ -220,10 +220,16 @@ def extrapolation(
             drafted = np.array(measured.drafting_batches)
             apart = np.min(np.abs(np.log(np.asarray(batch)[..., None] / drafted)), axis=-1)
             nearest = np.where(num_steps > 0, apart, nearest)
-        far = far | (nearest > np.log(4.0) + 1e-9)
+        gap = nearest > np.log(4.0) + 1e-9
+        far = far | gap
         if np.any(batch > known[-1]) or np.any(batch < known[0]):
             worst = float(np.max(batch) if np.any(batch > known[-1]) else np.min(batch))
             warnings.append(f"batch {worst:g} is outside the measured {known[0]:g} to {known[-1]:g}")
+        elif np.any(gap):
+            at = np.broadcast_to(batch, gap.shape)[gap].max()
+            seen, how = (measured.drafting_batches, " with speculation") if measured.drafting_batches else (known, "")
+            sizes = ", ".join(f"{b:g}" for b in seen[:6]) + (", ..." if len(seen) > 6 else "")
+            warnings.append(f"batch {at:g} is more than four times from every batch measured{how} ({sizes})")
     else:
         far = far | True
         warnings.append("no pass and no cycle was measured: every time is a guess from priors")

@@ -278,3 +278,18 @@ def test_a_batch_is_measured_if_any_pass_or_cycle_ran_with_it() -> None:
     assert not any(math.isnan(b) for b in m.batches)
     assert (12.0, 3.0, "default") in m.verify
     assert (1.0, 1.0, "default") in m.verify
+
+
+def test_whatever_is_far_is_said_in_words() -> None:
+    """A gap inside the measured batches, and batches where only plain decoding was measured."""
+    inside = fitted([plain(batch=b) for b in (1, 100)] + [spec(2, 150.0, 2.0, batch=b) for b in (1, 100)])
+    drafted = fitted([plain(batch=b) for b in (1, 8, 32)] + [spec(2, 150.0, 2.0, batch=b) for b in (1, 2)])
+    for model, steps, batch, words in (
+        (inside, 2, 10, "batch 10 is more than four times from every batch measured with speculation (1, 100)"),
+        (drafted, 2, 32, "batch 32 is more than four times from every batch measured with speculation (1, 2)"),
+    ):
+        p = model.predict(steps, batch)
+        assert p.extrapolated
+        assert words in p.warnings
+    assert not drafted.predict(0, 32).extrapolated
+    assert not any("four times" in w for w in drafted.predict(0, 32).warnings)
