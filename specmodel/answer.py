@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specmodel.launch.plan import shell_env
+from specmodel.launch.plan import shell_env, shell_flags
 
 if TYPE_CHECKING:
     from specmodel.launch.plan import Launch
@@ -109,7 +109,7 @@ def comm_settings(model: FittedModel) -> dict[str, Any]:
     """Return every communication setting of the file, `default` included, with its environment and flags."""
     stated = model.calibration.comm
     return {
-        name: {"env": shell_env(stated[name].env)[0], "flags": list(stated[name].flags)}
+        name: {"env": shell_env(stated[name].env)[0], "flags": list(shell_flags(stated[name].flags)[0])}
         if name in stated
         else {"env": {}, "flags": []}
         for name in model.calibration.comm_names

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specmodel.findings import findings_of
-from specmodel.launch.plan import shell_env
+from specmodel.launch.plan import shell_env, shell_flags
 from specmodel.measured import extrapolation
 from specmodel.report import chance, change, interval, rate, spans
 
@@ -117,7 +117,9 @@ def comm_lines(name: str, setting: CommSetting | None) -> list[str]:
             lines.append("env " + " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items()))
         lines += left_out
     if setting is not None and setting.flags:
-        lines.append("flags " + " ".join(shlex.quote(flag) for flag in setting.flags))
+        flags, left_out = shell_flags(setting.flags)
+        lines += ["flags " + " ".join(shlex.quote(flag) for flag in flags)] if flags else []
+        lines += left_out
     return lines or ([] if name == "default" else [f"communication {name}"])
 
 
@@ -161,7 +163,11 @@ def doubtful_alone(model: FittedModel, best: Candidate) -> str | None:
 
 def refusal(model: FittedModel, optimum: Optimum, *, extrapolate: bool) -> str | None:
     """Say why the best of an answer is not recommended; None where it is."""
-    best = optimum.best
+    return refusal_of(model, optimum.best, extrapolate=extrapolate)
+
+
+def refusal_of(model: FittedModel, best: Candidate, *, extrapolate: bool) -> str | None:
+    """Say why a candidate that was chosen is not recommended; None where it is."""
     reasons = []
     if best.extrapolated and not extrapolate:
         far = _how_far(model, best)

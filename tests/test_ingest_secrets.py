@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from specmodel.cli import main
 from specmodel.engines import command
-from specmodel.engines.redact import clean, model_name, sweep
+from specmodel.engines.redact import clean, gpu_name, model_name, sweep, tuning_variable, version_of
 from specmodel.errors import SpecModelError
 
 DATA = Path(__file__).parent / "data" / "engines"
@@ -179,6 +180,129 @@ def test_secrets_in_what_cannot_be_read(text, secret, tmp_path, capsys):
     out = outputs([path], capsys)
     if (secret != "user" and secret != "host" and secret != "password") or "model_path" not in text:
         assert SECRETS[secret] not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"),
+        ("AMD Instinct MI300X", "AMD Instinct MI300X"),
+        ("Intel(R) Arc(TM) Pro B70 (BMG)", "Intel(R) Arc(TM) Pro B70 (BMG)"),
+        ("H200", "H200"),
+        (f"NVIDIA H200 {SECRETS['password']}", "NVIDIA H200"),
+        (f"NVIDIA H200 of {SECRETS['user']}", "NVIDIA H200"),
+        (SECRETS["host"], None),
+        (SECRETS["user"], None),
+        (SECRETS["path"], None),
+        ("", None),
+    ],
+)
+def test_names_of_gpus(text, name):
+    assert gpu_name(text) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("v0.5.18", "0.5.18"),
+        ("0.5.3.post2", "0.5.3.post2"),
+        ("0.26.1rc2.dev3+g1eee8fb", "0.26.1rc2.dev3+g1eee8fb"),
+        ("0.5.1.1", "0.5.1.1"),
+        (SECRETS["inner address"], None),
+        ("192.168.0.7", None),
+        (SECRETS["password"], None),
+        ("", None),
+    ],
+)
+def test_versions_are_no_addresses(text, version):
+    assert version_of(text) == version
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("Ring", True),
+        ("Ring,Tree", True),
+        ("^NVLS,NVLSTree", True),
+        ("allreduce:ring;allgather:ring,pat", True),
+        ("LL128", True),
+        ("-2", True),
+        ("4194304", True),
+        ("0x20", True),
+        ("SYS", True),
+        (f"Ring,{SECRETS['host']}", False),
+        (SECRETS["user"], False),
+        (SECRETS["password"], False),
+        (SECRETS["hex key"], False),
+        ("", False),
+    ],
+)
+def test_values_that_tune_nccl(value, kept):
+    assert tuning_variable("NCCL_ALGO", value) is kept
+
+
+ERRORS = {
+    "no such file": ["{secret}.log"],
+    "a name": ["{log}", "--name", "{secret}"],
+}
+
+
+@pytest.mark.parametrize("what", ["openai key", "hugging face token", "github token", "aws key", "json web token"])
+@pytest.mark.parametrize("where", ["no such file", "a name"])
+def test_secrets_in_what_is_typed(where, what, tmp_path, capsys):
+    log = tmp_path / "x.log"
+    log.write_bytes((DATA / "sglang_v0518_eagle3_tp8_clean.log").read_bytes())
+    words = [word.format(secret=SECRETS[what], log=log) for word in ERRORS[where]]
+    assert SECRETS[what] not in outputs(words, capsys)
+
+
+LATER = ["fit", "predict", "optimize", "validate"]
+
+
+@pytest.mark.parametrize("name", ["sglang_bench_speculative.jsonl", "sglang_v0518_eagle3_tp8_clean.log"])
+def test_no_command_on_what_was_ingested_shows_a_secret(name, tmp_path, capsys):
+    """Secrets among the records, then every command that reads the calibration, as a screen and as an object."""
+    path, calib = tmp_path / name, tmp_path / "calib.yaml"
+    text = (DATA / name).read_text()
+    lines = text.splitlines()
+    if name.endswith("jsonl"):
+        lines = [json.dumps({**json.loads(line), **ENVIRONMENT, "run_name": SECRETS["user"]}) for line in lines]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        path.write_text(planted(text))
+    assert main(["ingest", str(path), "-o", str(calib)]) == 0
+    assert_no_secret(calib.read_text() + "".join(capsys.readouterr()))
+    for word in LATER:
+        for more in ([], ["--json"]):
+            main([word, str(calib), *more])
+            assert_no_secret("".join(capsys.readouterr()))
+
+
+def test_secrets_of_a_calibration_reach_no_launch_line(tmp_path, capsys):
+    setting = {
+        "env": {**ENVIRONMENT, "NCCL_PROTO": "LL"},
+        "flags": [
+            f"--api-key={SECRETS['openai key']}",
+            f"--hf-token {SECRETS['hugging face token']}",
+            "--tokenizer-mode x",
+        ],
+    }
+    document = {
+        "schema": "specmodel.calibration/1",
+        "name": "planted",
+        "system": {"engine": "sglang"},
+        "comm": {"default": setting},
+        "measurements": {"cycles": [{"num_steps": k, "tok_s": 100.0 + 20 * k} for k in range(4)]},
+    }
+    path = tmp_path / "planted.json"
+    path.write_text(json.dumps(document))
+    kinds = ("openai key", "hugging face token", "github token", "aws secret", "password")
+    for more in ([], ["--json"], ["--engine", "vllm"], ["--engine", "sglang", "--json"]):
+        assert main(["optimize", str(path), *more]) == 0
+        said = "".join(capsys.readouterr())
+        assert [kind for kind in kinds if SECRETS[kind] in said] == [], said
+        assert "--tokenizer-mode" in said or "vllm" in more
 
 
 def test_the_sweep_leaves_what_readers_write(capsys):

@@ -1,18 +1,21 @@
 """llama.cpp: server logs and the print-out of speculative-simple.
 
 The first token of a request comes from the prompt pass: a request of n tokens with a accepted drafts made n - a - 1
-cycles. Cycles whose draft came out empty (below p_min) are among them, but not among those that `mean len` counts.
+cycles. Cycles whose draft came out empty (below p_min) are among them, but not among those that `mean len` counts. An
+answer that ends within what was accepted in its last cycle has fewer tokens than that: there the cycles are those that
+`mean len` counts.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from specmodel.engines.identities import counts_at_positions
+from specmodel.engines.identities import counts_at_positions, stray_steps
 from specmodel.engines.reading import Given, Lengths, Reading, Shape, rounded, summarise
-from specmodel.engines.redact import model_name
+from specmodel.engines.redact import gpu_name, model_name
 from specmodel.engines.stream import Handler, strip_ansi
 
 __all__ = ["LlamaLog", "Request", "add_group", "agree", "group"]
@@ -42,7 +45,18 @@ _METHODS = {
 _SIMPLE = re.compile(rb"n_(draft|predict|drafted|accept)\s*=\s*(\d{1,9})(?=\s|$)")
 _DECODED = re.compile(rb"decoded\s+(\d{1,9}) tokens in\s+(\d+\.\d+) seconds")
 _DEVICE = re.compile(rb"Device \d+: ([^,]{2,60}), compute capability")
-_BUILD = re.compile(rb"build(?:_info)?: (?:b?([1-9]\d{3,5}))\b")
+_BUILD = re.compile(rb"build(?:_info:|:)? (?:b?([1-9]\d{3,5}))(?:-| \()")
+_SIZE = re.compile(rb"print_info: n_(embd|layer|expert|expert_used)\s*=\s*([1-9]\d{0,6})\s*$")
+_SIZES = {
+    b"embd": "hidden_size",
+    b"layer": "num_layers",
+    b"expert": "num_experts",
+    b"expert_used": "experts_per_token",
+}
+_PASS_A_TOKEN = (b"draft-simple", b"draft-eagle3", b"draft-mtp")
+"""Drafters that make one pass for each token: a draft cut short took that much less."""
+WHOLE_DRAFTS = 0.8
+"""Share of the chain that drafts must have on average for their time to tell that of whole ones."""
 
 
 @dataclass(slots=True)
@@ -61,9 +75,29 @@ class Request:
     limit: int | None = None
 
     @property
+    def chain(self) -> int | None:
+        """The steps of its chain, where the log states them."""
+        return len(self.rates) or self.limit
+
+    @property
     def cycles(self) -> int:
-        """Return the cycles of the request: the prompt pass made its first token."""
-        return self.tokens - (self.accepted or 0) - 1
+        """Return the cycles of the request: the prompt pass made its first token.
+
+        Drafts accepted beyond the end of the answer are counted as accepted but are no tokens of it.
+        """
+        told = self.tokens - (self.accepted or 0) - 1
+        if not self.accepted or self.chain is None:
+            return told
+        passes = -(-self.drafted // self.chain)
+        if self.mean is not None and self.mean > 1.02 and self.accepted / (self.mean - 1 + 0.0051) > told:
+            passes = max(passes, round(self.accepted / (self.mean - 1)))
+        return passes if told < passes <= told + self.chain else told
+
+    def possible(self) -> bool:
+        """Whether its counts can be: a cycle emits a token and drafts no more than the chain."""
+        if self.accepted and self.cycles < 1:
+            return False
+        return not self.drafted or self.chain is None or self.drafted <= self.chain * self.cycles
 
     def verify_steps(self) -> int | None:
         """Return the cycles that verified a draft; None where the numbers contradict each other."""
@@ -101,6 +135,7 @@ class LlamaLog:
         self._drafting: dict[bytes, tuple[int, int, float, int | None]] = {}
         self._limit: int | None = None
         self._seen = False
+        self._drafter_loads = False
 
     @property
     def sure(self) -> bool:
@@ -119,6 +154,7 @@ class LlamaLog:
             b"compute capability": self._device,
             b"build": self._build,
             b"n_max=": self._limited,
+            b"print_info: n_": self._size,
             b"loading model '": self._loading,
             b"loading draft model '": self._loading,
             b"speculative implementation '": self._implementation,
@@ -196,12 +232,16 @@ class LlamaLog:
 
     def _device(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if found := _DEVICE.search(strip_ansi(prefix + text[:20])):
-            self.reading.system["gpu"] = found[1].decode("utf-8", "replace").strip()
+            self.reading.system["gpu"] = gpu_name(found[1].decode("utf-8", "replace"))
             self._seen = True
 
     def _build(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if found := _BUILD.match(strip_ansi(text)):
             self.reading.system["engine_version"] = f"b{found[1].decode()}"
+
+    def _size(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if complete and not self._drafter_loads and (found := _SIZE.match(strip_ansi(text))):
+            self.reading.model[_SIZES[found[1]]] = int(found[2])
 
     def _limited(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if (found := _LIMIT.match(strip_ansi(text))) and 0 < int(found[1]) <= 256:
@@ -210,6 +250,7 @@ class LlamaLog:
     def _loading(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if (found := _LOADING.match(strip_ansi(text))) and (name := model_name(found[2].decode("utf-8", "replace"))):
             self.reading.model["draft" if found[1] else "target"] = name
+            self._drafter_loads = bool(found[1])
 
     def _implementation(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if (found := _KIND.search(strip_ansi(text))) and (method := _METHODS.get(found[1])):
@@ -262,9 +303,11 @@ class LlamaLog:
         reading, given = self.reading, self.given
         requests = [r for r in self._requests if r.tokens > 1 and r.eval_ms > 0]
         reading.dropped["requests of one token, or damaged"] += len(self._requests) - len(requests)
-        usable = [r for r in requests if not (r.accepted and r.cycles < 1)]
-        reading.dropped["requests whose counts contradict each other"] += len(requests) - len(usable)
         known = given.shape.num_steps if given.shape is not None else self._limit
+        for request in requests:
+            request.limit = request.limit or known or None
+        usable = [r for r in requests if r.possible()]
+        reading.dropped["requests whose counts contradict each other, or the steps"] += len(requests) - len(usable)
         groups: dict[tuple[int, bool], list[Request]] = {}
         reading.dropped["requests of an unknown number of steps"] += group(usable, known, groups)
         if reading.dropped["requests of an unknown number of steps"]:
@@ -282,9 +325,16 @@ class LlamaLog:
             if chain is None or tokens > calls * chain:
                 self.reading.dropped["draft times of an unknown number of steps"] += 1
                 continue
+            mean, time_ms = tokens / calls, ms / calls
+            if mean < WHOLE_DRAFTS * chain:
+                self.reading.dropped["draft times of drafts that were mostly cut short"] += 1
+                continue
             note = f"{self.reading.source}: statistics of {name.decode('ascii', 'replace')}"
-            note += f", {calls} drafts of {tokens / calls:.3g} tokens"
-            row = {"num_steps": chain, "batch": 1} | summarise([ms / calls]).row("time_ms")
+            note += f", {calls} drafts of {mean:.3g} tokens"
+            if mean < chain and name in _PASS_A_TOKEN:
+                note += f", {time_ms:.4g} ms each; here that of {chain}"
+                time_ms *= chain / mean
+            row = {"num_steps": chain, "batch": 1} | summarise([time_ms]).row("time_ms")
             self.reading.draft.append(row | {"note": note})
 
 
@@ -299,7 +349,13 @@ def group(requests: list[Request], known: int | None, groups: dict[tuple[int, bo
 
     What each says itself comes first, then the engine's or the user's number, then that of requests never cut short.
     """
-    longest = max((r.full_chain() or 0 for r in requests if r.drafted), default=0)
+    own = Counter(steps for r in requests if r.drafted and (steps := r.full_chain()))
+    strays = stray_steps(own)
+    longest = max(own.keys() - strays, default=0)
+    for request in requests:
+        # An answer's end cuts its last drafts short: of a few cycles alone the chain cannot be told.
+        if request.chain is None and known is None and request.full_chain() in (None, *strays):
+            request.limit = longest or None
     unknown = 0
     for request in requests:
         steps = 0
@@ -307,7 +363,7 @@ def group(requests: list[Request], known: int | None, groups: dict[tuple[int, bo
             if not request.drafted:
                 continue
             steps = len(request.rates) or request.limit or known or request.full_chain() or longest
-            if request.drafted > steps * request.cycles:
+            if request.drafted > steps * request.cycles:  # what the other requests show, not this one
                 steps = request.full_chain() or 0
             if not steps:
                 unknown += 1

@@ -24,6 +24,7 @@ def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
     """Read replies of `/completion`: the `timings` of each."""
     reading.system["engine"] = "llama.cpp"
     requests: list[Request] = []
+    known = (given.shape.num_steps or None) if given.shape is not None else None
     for document in documents:
         for reply in document if isinstance(document, list) else [document]:
             times = reply.get("timings", reply) if isinstance(reply, dict) else None
@@ -41,11 +42,11 @@ def timings(reading: Reading, documents: Iterable[Any], given: Given) -> None:
             if isinstance(reply, dict) and isinstance(name := reply.get("model"), str) and (short := model_name(name)):
                 reading.model["target"] = short
             request = Request(eval_ms=ms, tokens=tokens, accepted=accepted if drafted else None, drafted=drafted or 0)
-            if request.cycles < 1:
+            request.limit = known
+            if request.cycles < 1 or not request.possible():
                 reading.dropped["replies whose counts contradict each other"] += 1
             else:
                 requests.append(request)
-    known = given.shape.num_steps if given.shape is not None else None
     groups: dict[tuple[int, bool], list[Request]] = {}
     if unknown := group(requests, known, groups):
         reading.dropped["replies of an unknown number of steps"] += unknown

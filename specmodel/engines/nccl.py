@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from specmodel.engines.reading import Given, Reading, mapping, number, rounded, sequence, whole
-from specmodel.engines.redact import tuning_variable
+from specmodel.engines.redact import gpu_name, tuning_variable
 from specmodel.engines.stream import Handler, Source, strip_ansi
 
 __all__ = ["NcclDebug", "tests_json", "tests_table"]
@@ -47,7 +47,7 @@ def tests_table(reading: Reading, source: Source, debug: NcclDebug) -> None:
         line = strip_ansi(raw).decode("utf-8", "replace")
         if found := _RANK.search(line):
             groups[found[2] or "0"] = groups.get(found[2] or "0", 0) + 1
-            reading.system["gpu"] = found[3]
+            reading.system["gpu"] = gpu_name(found[3])
         elif found := _COLLECTIVE.search(line):
             collective = found[1]
         elif "#" in line:
@@ -156,7 +156,7 @@ def tests_json(reading: Reading, documents: Iterable[Any], given: Given) -> None
         ranks = len([d for d in devices if d.get("group", 0) == devices[0].get("group", 0)]) or None
         names = [d["device_info"] for d in devices if isinstance(d.get("device_info"), str)]
         if names:
-            reading.system["gpu"] = names[0]
+            reading.system["gpu"] = gpu_name(names[0])
         for item in sequence(document, "env"):
             name, _, value = item.partition("=") if isinstance(item, str) else ("", "", "")
             if tuning_variable(name, value):

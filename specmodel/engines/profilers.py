@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from specmodel.engines.reading import Given, Reading, Samples, mapping, number, rounded, summarise, whole
-from specmodel.engines.redact import model_name
+from specmodel.engines.redact import gpu_name, model_name
 from specmodel.engines.stream import Source, json_items, whole_text
 
 __all__ = ["nsys", "torch_trace"]
@@ -129,7 +129,7 @@ def torch_trace(reading: Reading, source: Source, given: Given) -> None:
     if found := re.search(
         r'"deviceProperties"\s*:\s*\[(?:(?!\]\s*,?\s*")(?s:.)){0,2000}?"name"\s*:\s*"([^"]{1,80})"', head
     ):
-        reading.system["gpu"] = found[1]
+        reading.system["gpu"] = gpu_name(found[1])
     if found := re.search(r'"world_size"\s*:\s*(\d{1,5})', head):
         reading.system["num_gpus"] = max(int(found[1]), 1)
     spans: dict[str, Samples] = {}

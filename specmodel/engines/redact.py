@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["TUNING_VARIABLES", "clean", "model_name", "sweep", "tuning_variable"]
+__all__ = ["TUNING_VARIABLES", "clean", "gpu_name", "model_name", "sweep", "tuning_variable", "version_of"]
 
 _TUNING_NAMES = """
     ALGO PROTO MIN_NCHANNELS MAX_NCHANNELS MIN_CTAS MAX_CTAS NTHREADS LL128_NTHREADS BUFFSIZE LL_BUFFSIZE
@@ -23,7 +23,19 @@ _TUNING_NAMES = """
 TUNING_VARIABLES = frozenset(f"NCCL_{name}" for name in _TUNING_NAMES.split())
 """NCCL variables whose value is a number or a word of NCCL's own; the others may hold hosts, interfaces and paths."""
 
-_TUNING_VALUE = re.compile(r"[A-Za-z0-9_^:,;=+-]{1,80}")
+_TUNING_WORDS = """
+    RING TREE COLLNETDIRECT COLLNET_DIRECT COLLNETCHAIN COLLNET_CHAIN COLLNET NVLS NVLSTREE NVLS_TREE PAT LL LL128
+    SIMPLE LOC NVL PIX PXB PXN P2C PHB NODE SYS TRUE FALSE GROUP PARALLEL DEFAULT EFFICIENCY ZERO ALLREDUCE ALLGATHER
+    REDUCESCATTER REDUCE BROADCAST SENDRECV ALL
+"""
+_TUNING_WORD = "|".join(sorted(_TUNING_WORDS.split(), key=len, reverse=True))
+_TUNING_VALUE = re.compile(
+    rf"(?:[_^:,;=+-]|\b(?:{_TUNING_WORD}|0x[0-9a-f]{{1,16}}|[0-9]{{1,12}})\b){{1,60}}", re.IGNORECASE
+)
+"""Numbers and the words of NCCL's own, with what stands between them: nothing that names a machine or a person."""
+_GPU_WORD = re.compile(r"[A-Z0-9(][\w()+/.-]{0,23}|\dg\.\d+gb")
+_VERSION = re.compile(r"v?(\d[\w.+-]{0,39})")
+_ADDRESS = re.compile(r"[1-9]\d{1,2}(?:\.\d{1,3}){3}")
 
 MAX_TEXT = 2000
 _PLAIN = re.compile(r"[A-Za-z_ ]{0,40}")
@@ -65,6 +77,22 @@ def model_name(path: str) -> str | None:
     if not name or name in ("None", "null") or not re.fullmatch(r"[\w.+ ()=-]{1,120}", name):
         return None
     return name
+
+
+def gpu_name(text: str) -> str | None:
+    """Return the name of a GPU, as far as its words are such as products have; None where no word is."""
+    words = []
+    for word in text.split()[:8]:
+        if _GPU_WORD.fullmatch(word) is None:
+            break
+        words.append(word)
+    return clean(" ".join(words)) or None
+
+
+def version_of(text: str) -> str | None:
+    """Return a version without its leading v; None for what is none, an address of a host among it."""
+    found = _VERSION.fullmatch(text)
+    return found[1] if found is not None and _ADDRESS.fullmatch(found[1]) is None else None
 
 
 def clean(text: str) -> str:

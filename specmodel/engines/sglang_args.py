@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specmodel.engines.reading import CUSTOM_ALLREDUCE, NCCL_ALLREDUCE, Reading, Shape
-from specmodel.engines.redact import model_name
+from specmodel.engines.redact import model_name, version_of
 
 __all__ = ["ServerArgs", "from_mapping", "from_text", "shape_of"]
 
@@ -138,9 +138,9 @@ def _read(args: Mapping[str, Any]) -> ServerArgs:
         system["nodes"] = nodes
     if expert is not None and expert > 1:
         system["expert_parallel"] = expert
-    version = get("version")
-    if isinstance(version, str) and re.fullmatch(r"v?\d[\w.+]{0,30}", version):
-        system["engine_version"] = version.removeprefix("v")
+    stated = get("version")
+    if isinstance(stated, str) and (version := version_of(stated)) is not None:
+        system["engine_version"] = version
     model: dict[str, Any] = {}
     for key, name in (("target", "model_path"), ("draft", "speculative_draft_model_path")):
         value = get(name)

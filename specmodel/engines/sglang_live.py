@@ -17,6 +17,7 @@ from specmodel.engines.reading import (
     sequence,
     whole,
 )
+from specmodel.engines.redact import gpu_name
 
 __all__ = ["generate", "loads"]
 
@@ -26,7 +27,7 @@ def loads(reading: Reading, documents: Iterable[Any], given: Given) -> None:
     reading.system["engine"] = "sglang"
     for document in documents:
         if isinstance(name := document.get("accelerator"), str) and name:
-            reading.system["gpu"] = name
+            reading.system["gpu"] = gpu_name(name)
         if (gpus := whole(document, "num_accelerators")) is not None:
             reading.system["num_gpus"] = gpus
         entries = document.get("loads")

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import IO, Any, cast
 
+from specmodel.engines.redact import clean
 from specmodel.errors import CalibrationError, Fault
 
 __all__ = ["Handler", "Source", "failure", "json_items", "open_source", "read_records", "strip_ansi", "whole_text"]
@@ -86,7 +87,7 @@ def open_source(path: str) -> Source:
     CalibrationError
         Missing, a directory, unreadable, empty, or compressed in a way that this Python cannot read.
     """
-    name = "<stdin>" if path == "-" else os.path.basename(os.path.normpath(path)) or path
+    name = "<stdin>" if path == "-" else clean(os.path.basename(os.path.normpath(path)) or path)
     try:
         if path != "-" and os.path.isdir(path):
             raise failure(name, "a file", "a directory", "name the files in it")

@@ -27,7 +27,7 @@ from specmodel.engines.reading import (
     summarise,
     whole,
 )
-from specmodel.engines.redact import model_name
+from specmodel.engines.redact import gpu_name, model_name, version_of
 from specmodel.engines.stream import Handler, strip_ansi
 
 __all__ = ["METHODS", "TrtllmLog", "bench_report", "configuration", "iterations", "metrics"]
@@ -236,13 +236,13 @@ def bench_report(reading: Reading, documents: Iterable[Any], given: Given) -> No
     for document in documents:
         system: dict[str, Any] = {"engine": "tensorrt-llm"}
         engine, world, machine = (mapping(document, key) for key in ("engine", "world_info", "machine"))
-        if isinstance(version := engine.get("version"), str) and re.fullmatch(r"[\w.+-]{1,40}", version):
+        if isinstance(stated := engine.get("version"), str) and (version := version_of(stated)) is not None:
             system["engine_version"] = version
         for key, name in (("tensor_parallel", "tp_size"), ("num_gpus", "world_size"), ("expert_parallel", "ep_size")):
             if (size := whole(world, name)) is not None:
                 system[key] = size
         if isinstance(gpu := machine.get("name"), str) and gpu:
-            system["gpu"] = gpu
+            system["gpu"] = gpu_name(gpu)
         reading.system.update(system)
         path = engine.get("model_path") or engine.get("model")
         if isinstance(path, str) and (short := model_name(path)):
@@ -344,7 +344,7 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
     since = "between two scrapes" if scrape.differenced else "since the start"
     for labels, _ in scrape.each("trtllm_model_config_info"):
         if gpu := labels.get("gpu_type"):
-            reading.system["gpu"] = gpu
+            reading.system["gpu"] = gpu_name(gpu)
         if name := model_name(labels.get("model", "")):
             reading.model["target"] = name
     for labels, _ in scrape.each("trtllm_parallel_config_info"):

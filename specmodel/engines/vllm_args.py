@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from specmodel.engines.reading import CUSTOM_ALLREDUCE, NCCL_ALLREDUCE, Reading
-from specmodel.engines.redact import model_name
+from specmodel.engines.redact import model_name, version_of
 
 __all__ = ["METHODS", "VllmArgs", "read_into"]
 
@@ -95,7 +95,7 @@ class VllmArgs:
 def read_into(args: VllmArgs, words: str) -> None:
     """Add what one line of the start-up states."""
     if version := _VERSION.search(words):
-        args.version = version[1].rstrip(".")
+        args.version = version_of(version[1].rstrip("."))
     for key, pattern in _COUNTS.items():
         if (found := pattern.search(words)) and int(found[1]):
             args.counts[key] = int(found[1])

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from specmodel.launch import BatchRange, Launch, Plan, launch
+from specmodel.launch.plan import shell_flags
 
 if TYPE_CHECKING:
     from specmodel.decide import Optimum
@@ -70,8 +71,9 @@ def launch_of(
         return launch(plan, name, version)
     notes = [f"this was measured under {own}; {name} has other times: ingest its own log before you rely on it"]
     kept = tuple(flag for flag in plan.flags if flag in _SHARED_FLAGS)
-    if left := [flag for flag in plan.flags if flag not in kept]:
-        notes.append(f"flags of {own} are left out: {' '.join(left)}")
+    shown, _ = shell_flags(plan.flags)
+    if left := [flag for flag in shown if flag not in kept]:
+        notes.append(f"flags of {own} are left out: {' '.join(map(shlex.quote, left))}")
     found = launch(replace(plan, flags=kept), name, version)
     return replace(found, notes=(*notes, *found.notes))
 

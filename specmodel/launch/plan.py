@@ -25,6 +25,7 @@ __all__ = [
     "ranges_of",
     "safe_for_shell",
     "shell_env",
+    "shell_flags",
 ]
 
 
@@ -236,6 +237,14 @@ def join(words: Sequence[str]) -> str:
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_VALUE = re.compile(
+    r"\b(?:sk|hf|gh[opsu]|github_pat|glpat|xox[abprs]|nvapi)[-_][A-Za-z0-9_-]{12,}|\b(?:AKIA|ASIA)[A-Z0-9]{12,}"
+    r"|\beyJ[A-Za-z0-9_-]{8,}\.|://[^\s/@]+@|-----BEGIN "
+)
+"""Keys and tokens that tell what they are by how they begin, and logins within addresses."""
+_SECRET_FLAG = re.compile(
+    r"api[-_]?keys?\b|secret|passw|credential|(?:hf|auth|access|api|bearer)[-_]token\b", re.IGNORECASE
+)
 _SECRET = re.compile(r"token|secret|passw|credential|api_?key|(^|_)key$", re.IGNORECASE)
 
 
@@ -247,7 +256,7 @@ def shell_env(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """
     kept, odd, secret = {}, 0, 0
     for name, value in env.items():
-        if _SECRET.search(name):
+        if _SECRET.search(name) or _SECRET_VALUE.search(value):
             secret += 1
         elif not _NAME.fullmatch(name) or any(ord(c) < 32 or ord(c) == 127 for c in value):
             odd += 1
@@ -257,14 +266,22 @@ def shell_env(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     if odd:
         notes.append(f"environment entries left out, whose name or value no shell takes: {odd}")
     if secret:
-        notes.append(f"environment entries left out, whose name says that they are secret: {secret}")
+        notes.append(f"environment entries left out, whose name or value says that they are secret: {secret}")
     return kept, tuple(notes)
+
+
+def shell_flags(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the flags that may be shown, and how many were left out because their name says that they are secret."""
+    kept = tuple(flag for flag in flags if not _SECRET_FLAG.search(flag) and not _SECRET_VALUE.search(flag))
+    left = len(flags) - len(kept)
+    return kept, (f"flags left out, whose name or value says that they are secret: {left}",) if left else ()
 
 
 def safe_for_shell(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     """The plan with flags quoted word by word and only environment variables that may be pasted, and notes."""
     env, notes = shell_env(plan.env)
-    return replace(plan, env=env, flags=tuple(_quoted(flag) for flag in plan.flags)), notes
+    flags, left_out = shell_flags(plan.flags)
+    return replace(plan, env=env, flags=tuple(_quoted(flag) for flag in flags)), (*notes, *left_out)
 
 
 def _quoted(flag: str) -> str:
