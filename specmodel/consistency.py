@@ -11,7 +11,16 @@ from itertools import pairwise
 
 from specmodel.calibration import Calibration, CycleRow
 from specmodel.diagnosis import FLAGS, Finding
-from specmodel.expectations import Facts, facts_of, plain_of, shape_of, shape_text, survival_of, zero_draft_base
+from specmodel.expectations import (
+    Facts,
+    facts_of,
+    fastest_plain,
+    plain_by_place,
+    shape_of,
+    shape_text,
+    survival_of,
+    zero_draft_base,
+)
 
 __all__ = ["consistency_of", "flags_of"]
 
@@ -67,9 +76,9 @@ def _place_text(row: CycleRow) -> str:
 
 
 def _too_fast(facts: Sequence[Facts]) -> list[Finding]:
-    out = []
+    out, places = [], plain_by_place(facts)
     for f in facts:
-        plain = plain_of(facts, f)
+        plain = fastest_plain(places, f)
         if not f.row.num_steps or f.tok_s is None or plain is None:
             continue
         speedup = f.tok_s[0] / plain[1]
@@ -123,19 +132,24 @@ def _parts_above_whole(cal: Calibration, facts: Sequence[Facts]) -> list[Finding
     """A pass or a draft that takes longer than the cycle of which it is a part."""
     out = []
     ranks = cal.system.data_parallel
+    passes: dict[tuple[object, ...], list[tuple[str, float]]] = {}
+    for i, v in enumerate(cal.measurements.verify):
+        passed = ("verify", v.batch * ranks, v.comm, v.context_tokens, v.tokens / v.batch, v.cuda_graph)
+        time_ms = v.range_ms[0] if v.range_ms else v.time_ms or 0.0
+        passes.setdefault(passed, []).append((f"measurements.verify[{i}]", time_ms))
+    for i, d in enumerate(cal.measurements.draft):
+        drafted = ("draft", d.batch * ranks, d.comm, d.context_tokens, d.num_steps, d.topk, d.cuda_graph)
+        time_ms = d.range_ms[0] if d.range_ms else d.time_ms or 0.0
+        passes.setdefault(drafted, []).append((f"measurements.draft[{i}]", time_ms))
     for f in facts:
         if f.cycle_ms is None or not f.row.speculating:
             continue
         row = f.row
-        parts: list[tuple[str, float]] = []
-        for i, v in enumerate(cal.measurements.verify):
-            same = (v.batch * ranks, v.comm, v.context_tokens) == (row.batch, row.comm, row.context_tokens)
-            if same and v.tokens == v.batch * row.verify_tokens and v.cuda_graph == row.verify_cuda_graph:
-                parts.append((f"measurements.verify[{i}]", v.range_ms[0] if v.range_ms else v.time_ms or 0.0))
-        for i, d in enumerate(cal.measurements.draft):
-            same = (d.batch * ranks, d.comm, d.context_tokens) == (row.batch, row.comm, row.context_tokens)
-            if same and (d.num_steps, d.topk) == (row.num_steps, row.topk) and d.cuda_graph == row.cuda_graph:
-                parts.append((f"measurements.draft[{i}]", d.range_ms[0] if d.range_ms else d.time_ms or 0.0))
+        at = (row.batch, row.comm, row.context_tokens)
+        parts = [
+            *passes.get(("verify", *at, row.verify_tokens, row.verify_cuda_graph), ()),
+            *passes.get(("draft", *at, row.num_steps, row.topk, row.cuda_graph), ()),
+        ]
         for where, time_ms in parts:
             if time_ms > 1.02 * f.cycle_ms[1]:
                 text = (
@@ -148,9 +162,9 @@ def _parts_above_whole(cal: Calibration, facts: Sequence[Facts]) -> list[Finding
 
 def _slower_everywhere(facts: Sequence[Facts]) -> list[Finding]:
     drafting = [f for f in facts if f.row.num_steps and f.tok_s is not None]
-    best = 0.0
+    best, places = 0.0, plain_by_place(facts)
     for f in drafting:
-        plain = plain_of(facts, f)
+        plain = fastest_plain(places, f)
         if plain is None or f.tok_s is None or f.tok_s[1] > plain[0]:
             return []
         best = max(best, f.tok_s[1] / plain[0])

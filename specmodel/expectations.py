@@ -21,6 +21,8 @@ __all__ = [
     "as_document",
     "expectations_of",
     "facts_of",
+    "fastest_plain",
+    "plain_by_place",
     "plain_of",
     "shape_of",
     "shape_text",
@@ -146,7 +148,24 @@ def plain_of(facts: Sequence[Facts], like: Facts) -> Ends | None:
 
     Of the row's workload where one was measured, else of any: plain decoding does not depend on acceptance.
     """
-    here = [f for f in facts if not f.row.speculating and f.tok_s is not None and _same(f, like)]
+    return fastest_plain(plain_by_place(facts), like)
+
+
+Place = tuple[float, int | None]
+
+
+def plain_by_place(facts: Sequence[Facts]) -> dict[Place, list[Facts]]:
+    """Plain rows with a rate by batch and context."""
+    out: dict[Place, list[Facts]] = {}
+    for f in facts:
+        if not f.row.speculating and f.tok_s is not None:
+            out.setdefault((f.row.batch, f.row.context_tokens), []).append(f)
+    return out
+
+
+def fastest_plain(plain: dict[Place, list[Facts]], like: Facts) -> Ends | None:
+    """What `plain_of` says, of rows that are sorted already."""
+    here = plain.get((like.row.batch, like.row.context_tokens), [])
     same = [f for f in here if f.row.workload == like.row.workload]
     best = max(same or here, key=lambda f: f.rate or 0.0, default=None)
     return None if best is None else best.tok_s
@@ -168,9 +187,10 @@ def expectations_of(cal: Calibration, facts: Sequence[Facts] | None = None) -> t
         group of rows ``best_measured``.
     """
     facts = facts_of(cal) if facts is None else facts
+    plain = plain_by_place(facts)
     out: list[Expectation] = []
     for fact in facts:
-        out += _of_row(fact, plain_of(facts, fact))
+        out += _of_row(fact, fastest_plain(plain, fact))
         if fact.row.num_steps == 0 and fact.row.speculating:
             out += _zero_draft(fact, facts)
     for row in cal.measurements.verify:
@@ -258,19 +278,19 @@ def _of_verify(row: VerifyRow, cal: Calibration, facts: Sequence[Facts]) -> list
 
 def _best(facts: Sequence[Facts]) -> list[Expectation]:
     """The fastest measured setting of every group of rows, the coarsest groups first."""
-    timed = [f for f in facts if f.tok_s is not None]
+    timed = [(f.rate, f.setting) for f in facts if f.rate is not None]
     out: dict[tuple[Any, ...], Expectation] = {}
     for size in range(len(_PLACE) + 1):
         # A batch is the first thing that a group has in common: rates of different batches are different questions.
         for keys in sorted(combinations(_PLACE, size), key=lambda names: "batch" not in names):
-            groups = dict.fromkeys(tuple(f.setting[k] for k in keys) for f in timed)
-            for values in groups:
-                rows = [f for f in timed if tuple(f.setting[k] for k in keys) == values]
-                common = {k: rows[0].setting[k] for k in _PLACE if len({f.setting[k] for f in rows}) == 1}
-                if tuple(common.items()) in out:
-                    continue
-                best = max(rows, key=lambda f: f.rate or 0.0)
-                out[tuple(common.items())] = Expectation(quantity="best_measured", select=common, value=best.setting)
+            groups: dict[tuple[Any, ...], list[tuple[float, dict[str, Any]]]] = {}
+            for rate, setting in timed:
+                groups.setdefault(tuple(setting[k] for k in keys), []).append((rate, setting))
+            for rows in groups.values():
+                common = {k: rows[0][1][k] for k in _PLACE if len({setting[k] for _, setting in rows}) == 1}
+                if tuple(common.items()) not in out:
+                    _, best = max(rows, key=lambda row: row[0])
+                    out[tuple(common.items())] = Expectation(quantity="best_measured", select=common, value=best)
     return list(out.values())
 
 
