@@ -28,6 +28,10 @@ COMMANDS = {
     "diagnose": ("specmodel.commands.diagnose", "is it the drafter or the engine; what to work on, and what is closed"),
     "compare": ("specmodel.commands.compare", "what changed between two calibrations, term by term"),
     "report": ("specmodel.commands.report", "all of it on one page, to read, print, mail or paste into an issue"),
+    "simulate": (
+        "specmodel.commands.simulate",
+        "latencies and goodput under load, by policy; sweeps of many scenarios",
+    ),
     "ingest": ("specmodel.engines.command", "a calibration from what an engine printed: logs, metrics, traces"),
     "measure": ("specmodel.harness.command", "a calibration from this machine's GPUs, without an engine"),
     "schema": ("specmodel.commands.schema", "the file format: JSON Schema, or a commented starter file"),
@@ -65,7 +69,9 @@ class _Parser(argparse.ArgumentParser):
         if unknown and message.startswith("unrecognized"):
             options = [name for action in self._actions for name in action.option_strings]
             message += _did_you_mean(unknown[0].partition("=")[0], options)
-        sys.stderr.write(f"{self.prog}: error: {message}\n{self.prog} -h shows examples and every option\n")
+        from specmodel.errors import brief
+
+        sys.stderr.write(f"{self.prog}: error: {brief(message)}\n{self.prog} -h shows examples and every option\n")
         sys.exit(USAGE)
 
 
@@ -110,6 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 answered, 1 answered but not well enough, 2 wrong usage, 3 malformed input file; 130 after
         Ctrl-C and 141 where the reader of the output has gone.
     """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stderr.write("specmodel: error: standard output is closed: there is nowhere to answer to\n")
+        return NOT_GOOD_ENOUGH
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal cannot show must not end a run.
         if stream is not None and hasattr(stream, "reconfigure"):
@@ -134,7 +145,9 @@ def _main(words: list[str]) -> int:
     if command not in COMMANDS:
         known = ", ".join(COMMANDS)
         hint = _did_you_mean(command, list(COMMANDS))
-        sys.stderr.write(f"specmodel: error: no command {command!r}{hint}\ncommands: {known}\n")
+        from specmodel.errors import brief
+
+        sys.stderr.write(f"specmodel: error: no command {brief(repr(command))}{hint}\ncommands: {known}\n")
         return USAGE
     words.remove(command)
     return _run(command, words)
@@ -147,8 +160,10 @@ def _without_command(words: list[str]) -> int:
     if "--version" in words:
         sys.stdout.write(f"specmodel {_version()}\n")
         return ANSWERED
+    from specmodel.errors import brief
+
     unknown = [word for word in words if word not in ("-q", "--quiet", "--no-color")]
-    said = f"specmodel: error: no option {unknown[0]!r} without a command\n\n" if unknown else ""
+    said = f"specmodel: error: no option {brief(repr(unknown[0]))} without a command\n\n" if unknown else ""
     sys.stderr.write(said + _help(short=True))
     return USAGE
 
@@ -176,17 +191,17 @@ def _run(command: str, words: list[str]) -> int:
     shared.add_argument("--version", action="version", version=f"specmodel {_version()}")
     args = parser.parse_args(words)
 
-    from specmodel.errors import CalibrationError, SpecModelError, UsageError
+    from specmodel.errors import CalibrationError, SpecModelError, UsageError, brief
 
     try:
         code: int = module.run(args)
     except CalibrationError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{brief(str(error))}\n")
         return BAD_INPUT
     except UsageError as error:
-        sys.stderr.write(f"specmodel {command}: error: {error}\n")
+        sys.stderr.write(f"specmodel {command}: error: {brief(str(error))}\n")
         return USAGE
     except SpecModelError as error:
-        sys.stderr.write(f"specmodel {command}: error: {error}\n")
+        sys.stderr.write(f"specmodel {command}: error: {brief(str(error))}\n")
         return NOT_GOOD_ENOUGH
     return code

@@ -177,3 +177,14 @@ def test_what_is_named_after_the_whole_is_not_weighed_beside_its_parts() -> None
     # Asked for by name, any mixture is taken.
     named, _ = model.mixture({"chat": 1.0, "Mixed": 1.0})
     assert len(named) == 2
+
+
+def test_closed_streams_end_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell's `>&-` leaves no stream at all."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", None)
+        assert main(["fit", str(cases.SEED)]) == 1
+    assert "standard output is closed" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", None)
+        assert main(["fit", "no such file"]) == 3
