@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,3 +189,4 @@ def test_closed_streams_end_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsy
     with monkeypatch.context() as patch:
         patch.setattr("sys.stderr", None)
         assert main(["fit", "no such file"]) == 3
+        sys.stderr.close()
