@@ -2,6 +2,7 @@
 
 import contextlib
 import html
+import importlib
 import importlib.util
 import io
 import itertools
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specmodel as sm
+from specmodel import report_page
 from specmodel.cli import main
 from specmodel.report import chance, interval, rate
 from specmodel.report_page import report_of
@@ -168,6 +170,12 @@ def test_the_page_says_what_optimize_says() -> None:
     assert document["diagnosis"]["verdict"] == sm.diagnose(model).verdict
     for c in sm.optimize(model).table:
         assert interval(c.tok_s_interval) in seen
+
+
+def test_the_name_is_the_function_whatever_was_imported() -> None:
+    module = importlib.import_module("specmodel.report")
+    assert module.rate is rate
+    assert sm.report is report_page.report
 
 
 def test_the_same_model_gives_the_same_page() -> None:

@@ -1,3 +1,0 @@
-"""Moved to `specmodel.words`."""
-
-from specmodel.words import *  # noqa: F403
