@@ -32,6 +32,7 @@ COMMANDS = {
         "specmodel.commands.simulate",
         "latencies and goodput under load, by policy; sweeps of many scenarios",
     ),
+    "simulate": ("specmodel.commands.simulate", "latencies and goodput under load, by policy; sweeps of many scenarios"),
     "ingest": ("specmodel.engines.command", "a calibration from what an engine printed: logs, metrics, traces"),
     "measure": ("specmodel.harness.command", "a calibration from this machine's GPUs, without an engine"),
     "schema": ("specmodel.commands.schema", "the file format: JSON Schema, or a commented starter file"),

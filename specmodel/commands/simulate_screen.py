@@ -29,6 +29,9 @@ def screen(
     blocks: list[Block] = [f"{cal.name}: {cal.description}" if cal.description else cal.name]
     items: Items = [("load", _load(first.scenario))]
     items += [("assumed", text) for text in first.assumptions]
+    widest = max(answers, key=lambda a: a.scenario.max_batch or 0)
+    if widest.schedule:
+        items.append(("schedule", "; ".join(_span(*s) for s in widest.schedule)))
     blocks.append(Entries(items=items))
     for answer in answers:
         blocks.append(_title(answer))
@@ -59,6 +62,11 @@ def _load(s: Scenario) -> str:
     else:
         what = f"outputs of {s.output_tokens} tokens after prompts of {s.prompt_tokens}"
     return f"{what}, {s.seeds} seed{'s' * (s.seeds > 1)}, {s.comm}"
+
+
+def _span(first: int, last: int, steps: int) -> str:
+    batches = f"batch {first}" if first == last else f"batch {first} to {last}"
+    return f"{batches}: {'plain' if steps == 0 else f'{steps} steps' if steps > 1 else '1 step'}"
 
 
 def _title(answer: Simulation) -> str:

@@ -235,6 +235,7 @@ def _answer(model: FittedModel, p: Prepared, s: Streams, rows: dict[str, NDArray
         scenario=p.scenario,
         objective=objective,
         results=tuple(results),
+        schedule=_spans(p),
         best=best,
         tied=tied,
         comparisons=comparisons,
@@ -247,6 +248,16 @@ def _answer(model: FittedModel, p: Prepared, s: Streams, rows: dict[str, NDArray
         assumptions=p.assumptions,
         warnings=notices(model, p, results, rows, whole),
     )
+
+
+def _spans(p: Prepared) -> tuple[tuple[int, int, int], ...]:
+    """Return the schedule as ranges of batches with their steps."""
+    for policy, row in zip(p.policies, p.rows, strict=True):
+        if policy.kind == "schedule":
+            starts = [1, *(b for b in range(2, len(row)) if row[b] != row[b - 1])]
+            ends = [*(b - 1 for b in starts[1:]), len(row) - 1]
+            return tuple((first, last, int(row[first])) for first, last in zip(starts, ends, strict=True))
+    return ()
 
 
 def _far(model: FittedModel, shape: tuple[int, int]) -> NDArray[np.bool_]:

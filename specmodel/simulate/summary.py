@@ -106,6 +106,8 @@ class Simulation:
     objective: str
     """goodput_tok_s with limits; tok_s of a closed loop; latency_ms otherwise."""
     results: tuple[PolicyResult, ...]
+    schedule: tuple[tuple[int, int, int], ...]
+    """(first batch, last batch, num_steps) of the policy `schedule`; empty without it."""
     best: str
     """The best policy that an engine can run."""
     tied: tuple[str, ...]
@@ -128,6 +130,7 @@ class Simulation:
         """Plain values for JSON; what does not exist is None."""
         out: dict[str, Any] = _plain(dataclasses.asdict(self))
         del out["scenario"]["trace"]
+        out["schedule"] = [dict(zip(("batch_from", "batch_to", "num_steps"), s, strict=True)) for s in self.schedule]
         for result in out["results"]:
             result["time_at"] = [{"num_steps": k, "batch": b, "share": share} for k, b, share in result["time_at"]]
             del result["seed_values"]
