@@ -224,7 +224,10 @@ int run_selftest(const Arguments& a, const std::string& self) {
         comm =
             std::make_unique<Comm>("selftest", a.text("nccl-library", "libnccl.so.2"), place.rendezvous, group, false);
     output.write(start_record(nullptr, device, group, 0));
-    return selftest(device, group, comm.get(), self, [&](const Json& record) { output.write(record); });
+    const Stopwatch total;
+    const int code = selftest(device, group, comm.get(), self, [&](const Json& record) { output.write(record); });
+    output.write(Json().set("record", "end").set("elapsed_ms", total.ms()).set("exit_code", code));
+    return code;
 }
 
 // Times of single matrix products, to compare with another program's: a round for each line of standard input, so that

@@ -154,32 +154,27 @@ void hot_and_cold(Table& t, Device& device) {
 // costs is measured on another number of kernels.
 void launch_gaps(Table& t, Device& device) {
     cudaStream_t stream = device.stream();
-    auto eager_ms = [&](int kernels) {
-        std::vector<double> times;
-        for (int i = 0; i < 40; ++i) {
-            CUDA_CHECK(cudaStreamSynchronize(stream));
-            const Stopwatch watch;
-            for (int k = 0; k < kernels; ++k) device.empty_kernel();
-            CUDA_CHECK(cudaStreamSynchronize(stream));
-            if (i >= 5) times.push_back(watch.ms());
-        }
-        return summarize(times).median;
-    };
     const Graph graph = Graph::capture(stream, [&] {
         for (int k = 0; k < 100; ++k) device.empty_kernel();
     });
-    std::vector<double> times;
-    for (int i = 0; i < 40; ++i) {
-        CUDA_CHECK(cudaStreamSynchronize(stream));
-        const Stopwatch watch;
-        graph.launch(stream);
-        CUDA_CHECK(cudaStreamSynchronize(stream));
-        if (i >= 5) times.push_back(watch.ms());
+    // In turn, so that a drift of the host's clock moves all of them; the graph is number 0.
+    const std::array<int, 5> counts{0, 1, 100, 200, 400};
+    std::array<std::vector<double>, 5> times;
+    for (int i = 0; i < 65; ++i) {
+        for (std::size_t which = 0; which < counts.size(); ++which) {
+            CUDA_CHECK(cudaStreamSynchronize(stream));
+            const Stopwatch watch;
+            if (which == 0) graph.launch(stream);
+            for (int k = 0; k < counts[which]; ++k) device.empty_kernel();
+            CUDA_CHECK(cudaStreamSynchronize(stream));
+            if (i >= 5) times[which].push_back(watch.ms());
+        }
     }
-    const double in_graph = summarize(times).median;
-    const double launch = (eager_ms(400) - eager_ms(200)) / 200;
-    const double once = eager_ms(1) - launch;  // what a synchronisation costs, whatever was queued
-    const double gap = eager_ms(100) - in_graph;
+    auto median = [&](std::size_t which) { return summarize(times[which]).median; };
+    const double in_graph = median(0);
+    const double launch = (median(4) - median(3)) / 200;
+    const double once = median(1) - launch;  // what a synchronisation costs, whatever was queued
+    const double gap = median(2) - in_graph;
     const double expected = once + 100 * launch - in_graph;
     t.add("5", "100 empty kernels, eager minus graph", std::fabs(gap - expected) < 0.15 * (100 * launch), gap, expected,
           "ms", "launch " + Json(launch).dump() + " ms, graph " + Json(in_graph).dump() + " ms");
@@ -187,7 +182,8 @@ void launch_gaps(Table& t, Device& device) {
 
 void same_twice(Table& t, Device& device, HostGroup& group) {
     Arena arena;
-    constexpr std::size_t bytes = 256U << 20U;
+    // Half a millisecond of copying on a large card: a jitter of a microsecond at the start is then no difference.
+    const std::size_t bytes = std::min<std::size_t>(std::size_t{1} << 30U, device.properties().totalGlobalMem / 32);
     auto* from = arena.array<bf16>(bytes / 2);
     auto* to = arena.array<bf16>(bytes / 2);
     fill_normal(from, {.columns = bytes / 2, .global_columns = bytes / 2, .seed = 4}, device.stream());
@@ -198,12 +194,16 @@ void same_twice(Table& t, Device& device, HostGroup& group) {
     limits.max_samples = 32;
     limits.warmup_samples = 1;
     int same = 0;
+    int unsure = 0;
     for (int i = 0; i < 100; ++i) {
         const Samples a = take_samples(device, group, region, limits);
         const Samples b = take_samples(device, group, region, limits);
-        same += compare(a.gpu, b.gpu) == Comparison::same ? 1 : 0;
+        const Comparison judged = compare(a.gpu, b.gpu);
+        same += judged == Comparison::same ? 1 : 0;
+        unsure += judged == Comparison::ambiguous ? 1 : 0;
     }
-    t.add("6", "the same twice, judged SAME", same >= 95, same, 95, "of 100", "32 samples a side, tolerance 0.5 %");
+    t.add("6", "the same twice, judged SAME", same >= 95, same, 95, "of 100",
+          "32 samples a side, tolerance 0.5 %; " + std::to_string(unsure) + " ambiguous");
 }
 
 std::string find_program(const std::string& name) {
