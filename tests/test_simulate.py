@@ -199,6 +199,22 @@ def test_a_schedule_runs_the_steps_of_each_batch(model: FittedModel) -> None:
     assert sum(share for *_, share in answer["schedule"].time_at) == pytest.approx(1.0)
 
 
+def test_a_schedule_of_ones_own_is_run(model: FittedModel) -> None:
+    from specmodel.schedule import ScheduleStep
+
+    def step(first: float, last: float | None, steps: int, topk: int = 1) -> ScheduleStep:
+        return ScheduleStep(
+            batch_from=first, batch_to=last, num_steps=steps, topk=topk, num_draft_tokens=steps + 1, comm="default"
+        )
+
+    own = (step(1, 3, 4), step(4, None, 0))
+    answer = sm.simulate(model, scenario(arrivals="poisson:15", policies=("schedule",), max_batch=16, schedule=own))
+    assert answer.schedule == ((1, 3, 4), (4, 16, 0))
+    assert {(k, b > 3) for k, b, _ in answer["schedule"].time_at} == {(4, False), (0, True)}
+    with pytest.raises(UsageError, match="schedule: chains"):
+        sm.simulate(model, scenario(schedule=(step(1, None, 3, topk=2),)))
+
+
 def test_bounds_are_bounds_and_never_the_best(model: FittedModel) -> None:
     answer = sm.simulate(model, scenario(arrivals="closed:6", policies=EVERY, requests=120, seeds=6))
     able = max(r.tok_s.mean for r in answer.results if r.deployable)

@@ -221,7 +221,9 @@ def test_every_option_of_a_scenario_can_be_given(run: Any) -> None:
     from dataclasses import fields
 
     for item in fields(Scenario):
-        option = {"policies": "policy", "workload": "mix", "trace": "arrivals"}.get(item.name, item.name)
+        option = {"policies": "policy", "workload": "mix", "trace": "arrivals", "schedule": "policy"}.get(
+            item.name, item.name
+        )
         assert f"--{option.replace('_', '-')}" in text or f"`{item.name}`" in page, item.name
     assert text.startswith("examples:\n")
     assert max(map(len, text.splitlines())) <= 130

@@ -128,6 +128,7 @@ def prepared(model: FittedModel, scenario: Scenario, cache: Cache | None = None)
     plans, rows = _plans(policies, steps, costs, classes, shares, cache, scenario)
     assumptions += _acceptance_words(scenario)
     stated = Scenario(
+        schedule=scenario.schedule,
         arrivals=str(arrivals),
         trace=scenario.trace,
         requests=requests,
@@ -278,8 +279,8 @@ def _policies(
     if needed or comm is None:
         mix: Any = dict(zip(names, shares, strict=True)) if len(names) > 1 else names[0]
         key = ("schedule", comm, str(mix), most, max_batch)
-        steps = _kept(cache, key, lambda: chain_schedule(model, comm, mix, most, max_batch))
-        comm = steps[0].comm
+        steps = scenario.schedule or _kept(cache, key, lambda: chain_schedule(model, comm, mix, most, max_batch))
+        comm = comm or steps[0].comm
         by_batch = steps_by_batch(steps, max_batch)
         start = int(by_batch[1])
     if not wanted:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from specmodel.errors import UsageError, shown
 from specmodel.request import number
+from specmodel.schedule import ScheduleStep
 
 __all__ = [
     "LIMITS",
@@ -136,6 +137,8 @@ class Scenario:
     """In the same forms; by default such that the mean context is the one with most rows."""
     workload: str | Mapping[str, float] | None = None
     """Shares of the requests."""
+    schedule: tuple[ScheduleStep, ...] = field(default=(), repr=False)
+    """What the policy `schedule` runs, chains; by default what `optimize` gives for every measured batch."""
     policies: tuple[str, ...] = ()
     """``fixed:K``, ``schedule``, ``adaptive``, ``optimal``, ``oracle``; by default one of each kind."""
     max_batch: int | None = None
@@ -272,6 +275,9 @@ def checked_scenario(scenario: Scenario) -> Scenario:
     limits_of(scenario.slo)
     for policy in scenario.policies:
         policy_of(policy)
+    for step in scenario.schedule:
+        if step.topk > 1 or step.num_steps > MOST_STEPS:
+            raise UsageError(f"schedule: chains of up to {MOST_STEPS} steps only, got {step}")
     if len({str(policy_of(p)) for p in scenario.policies}) < len(scenario.policies):
         raise UsageError(f"policies: one of {', '.join(scenario.policies)} is named twice")
     return scenario
@@ -285,7 +291,7 @@ def scenario_from(options: Mapping[str, Any], source: str = "scenario") -> Scena
     UsageError
         For an option that does not exist, or a value that it does not allow; it names the option.
     """
-    known = {f.name for f in fields(Scenario)} - {"trace"}
+    known = {f.name for f in fields(Scenario)} - {"trace", "schedule"}
     values = dict(options)
     if "policy" in values:
         values["policies"] = values.pop("policy")

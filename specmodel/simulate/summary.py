@@ -129,7 +129,7 @@ class Simulation:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what does not exist is None."""
         out: dict[str, Any] = _plain(dataclasses.asdict(self))
-        del out["scenario"]["trace"]
+        del out["scenario"]["trace"], out["scenario"]["schedule"]
         out["schedule"] = [dict(zip(("batch_from", "batch_to", "num_steps"), s, strict=True)) for s in self.schedule]
         for result in out["results"]:
             result["time_at"] = [{"num_steps": k, "batch": b, "share": share} for k, b, share in result["time_at"]]
