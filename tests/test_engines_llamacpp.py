@@ -190,6 +190,23 @@ def test_a_stated_length_is_never_replaced_by_what_one_request_seems_to_have(tmp
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "W spec common_specu: synthetic speculative acceptance is enabled for benchmarking; generated output is",
+        "I spec common_specu: synthetic acceptance: n_max = 3, mean length = 2.500000, rates = [0.70, 0.49, 0.31]",
+    ],
+)
+def test_acceptance_that_was_set_is_not_taken_for_measured(tmp_path, line):
+    log = tmp_path / "server.log"
+    log.write_text(f"0.00.500.000 {line}\n" + request([1, 2, 3, 0, 3], 3, 4))
+    calibration, (reading,) = read(log)
+    (row,) = calibration.measurements.cycles
+    assert (row.num_steps, row.cycle_ms) == (3, 10.0)
+    assert not calibration.acceptance
+    assert reading.dropped["synthetic acceptance"] == 1
+
+
+@pytest.mark.parametrize(
     ("line", "version"),
     [
         ("build: 3962 (1a2b3c4d) with gcc", "b3962"),

@@ -47,6 +47,7 @@ _DECODED = re.compile(rb"decoded\s+(\d{1,9}) tokens in\s+(\d+\.\d+) seconds")
 _DEVICE = re.compile(rb"Device \d+: ([^,]{2,60}), compute capability")
 _BUILD = re.compile(rb"build(?:_info:|:)? (?:b?([1-9]\d{3,5}))(?:-| \()")
 _SIZE = re.compile(rb"print_info: n_(embd|layer|expert|expert_used)\s*=\s*([1-9]\d{0,6})\s*$")
+_PINNED_LIMIT = re.compile(rb"synthetic acceptance: n_max = ([1-9]\d{0,2}),")
 _SIZES = {
     b"embd": "hidden_size",
     b"layer": "num_layers",
@@ -136,6 +137,7 @@ class LlamaLog:
         self._limit: int | None = None
         self._seen = False
         self._drafter_loads = False
+        self._synthetic = False
 
     @property
     def sure(self) -> bool:
@@ -155,6 +157,8 @@ class LlamaLog:
             b"build": self._build,
             b"n_max=": self._limited,
             b"print_info: n_": self._size,
+            b"synthetic speculative acceptance": self._pinned,
+            b"synthetic acceptance: n_max": self._pinned,
             b"loading model '": self._loading,
             b"loading draft model '": self._loading,
             b"speculative implementation '": self._implementation,
@@ -243,6 +247,11 @@ class LlamaLog:
         if complete and not self._drafter_loads and (found := _SIZE.match(strip_ansi(text))):
             self.reading.model[_SIZES[found[1]]] = int(found[2])
 
+    def _pinned(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        self._synthetic = True
+        if found := _PINNED_LIMIT.match(strip_ansi(text)):
+            self._limit = int(found[1])
+
     def _limited(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if (found := _LIMIT.match(strip_ansi(text))) and 0 < int(found[1]) <= 256:
             self._limit = int(found[1])
@@ -317,6 +326,10 @@ class LlamaLog:
             reading.shape = Shape(num_steps=known)
         for (steps, _), members in sorted(groups.items()):
             add_group(reading, steps, members)
+        if self._synthetic and reading.acceptance:
+            # Set by --spec-synth-len or --spec-synth-rates: the times are those of a cycle, the acceptance is made up.
+            reading.dropped["synthetic acceptance"] += len(reading.acceptance)
+            reading.acceptance.clear()
         self._draft_times(known)
 
     def _draft_times(self, steps: int | None) -> None:
