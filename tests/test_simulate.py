@@ -263,11 +263,19 @@ def test_points_far_from_what_was_measured_are_named(model: FittedModel) -> None
     text = " ".join(answer.warnings)
     assert "batch 80 is outside the measured 1 to 16" in text
     assert "num_steps up to 9 is beyond the longest measured (4): extrapolated" in text
-    assert "fixed:9 spends 100% of its time too far from what was measured" in text
+    assert "too far from what was measured 94% to 100% of the time: fixed:2, fixed:9" in text
     assert "one seed: no interval" in text
     assert math.isnan(answer["fixed:2"].tok_s.low)
     far = sm.simulate(model, scenario(prompt_tokens="20000"))
     assert any("contexts of 20001 to" in w and "500 to 2000 measured" in w for w in far.warnings)
+
+
+def test_the_default_load_is_one_that_was_measured(model: FittedModel) -> None:
+    single = made(measurements={"cycles": [{"num_steps": k, "cycle_ms": 9.0 + k} for k in (0, 2)]}, model={})
+    for m, clients in ((model, 8), (single, 1)):
+        answer = sm.simulate(m, Scenario(policies=("plain",), requests=20, seeds=1, comm="default"))
+        assert answer.scenario.arrivals == f"closed:{clients}"
+        assert answer["plain"].extrapolated_share == 0.0
 
 
 def test_intervals_say_what_they_cover_and_draws_widen_them(model: FittedModel) -> None:

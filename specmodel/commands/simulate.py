@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specmodel.simulate.summary import Simulation
 
 EXAMPLES = """\
-  specmodel simulate calib.yaml                              8 clients; every kind of policy
+  specmodel simulate calib.yaml                              some clients; every kind of policy
   specmodel simulate calib.yaml --arrivals closed:1,8,64 --policy plain,fixed:3,schedule
   specmodel simulate calib.yaml --arrivals poisson:4 --max-batch 32 --slo tpot=20ms
   specmodel simulate calib.yaml --arrivals trace.jsonl --json
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="closed:N,... | poisson:RATE,... | FILE",
         help="N clients that ask again at once, RATE requests per second, or a trace: a line of JSON for each request, "
         '{"arrival_s": 0.25, "prompt_tokens": 800, "output_tokens": 200, "workload": "chat"}; several loads are '
-        "answered one by one (default: closed:8)",
+        "answered one by one (default: closed:8, or the largest measured batch where that is smaller)",
     )
     load.add_argument(
         "--requests",
@@ -212,17 +212,18 @@ def _scenarios(args: argparse.Namespace) -> tuple[list[Scenario], tuple[str, ...
     from specmodel.errors import UsageError
     from specmodel.simulate.scenario import Scenario, arrivals_of, checked_scenario, policy_of
 
-    given = "closed:8" if args.arrivals is None else args.arrivals
+    given = args.arrivals or ""
     kind, _, values = given.partition(":")
     trace: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
+    loads: list[str | None] = [None]
     if kind in ("closed", "poisson") and values:
         loads = [str(arrivals_of(f"{kind}:{value.strip()}")) for value in values.split(",")]
         if len(loads) > _MOST_LOADS:
             raise UsageError(f"--arrivals: at most {_MOST_LOADS} loads, got {len(loads)}; use --sweep for more")
         if len(set(loads)) < len(loads):
             raise UsageError(f"--arrivals: a load is given twice in {given!r}")
-    else:
+    elif args.arrivals is not None:
         loads = ["trace"]
         trace, notes = _trace(given)
     words = [word.strip() for text in args.policy or [] for word in text.split(",")]

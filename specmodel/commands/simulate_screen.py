@@ -71,7 +71,7 @@ def _span(first: int, last: int, steps: int) -> str:
 
 def _title(answer: Simulation) -> str:
     s = answer.scenario
-    kind, _, value = s.arrivals.partition(":")
+    kind, _, value = str(s.arrivals).partition(":")
     what = {
         "closed": f"{value} client{'s' * (value != '1')}",
         "poisson": f"{value} requests per second",

@@ -91,7 +91,7 @@ def blocks_of(jobs: Sequence[Job], model: FittedModel, workers: int) -> list[lis
     measured = model.measured.batches[-1] if model.measured.batches else 1.0
 
     def slots(job: Job) -> int:
-        arrivals = arrivals_of(job.scenario.arrivals)
+        arrivals = arrivals_of(job.scenario.arrivals or "closed:8")
         default = arrivals.value if arrivals.kind == "closed" else measured
         return int(job.scenario.max_batch or default)
 

@@ -42,9 +42,11 @@ def notices(
     if visited:
         steps, batch = (np.array(x, dtype=float) for x in zip(*sorted(visited), strict=True))
         out += extrapolation(model.measured, model.deployment, steps, steps + 1.0, batch)[1]
-    for r in results:
-        if r.extrapolated_share > FAR_SHARE:
-            out.append(f"{r.policy} spends {r.extrapolated_share:.0%} of its time too far from what was measured")
+    far = [r for r in results if r.extrapolated_share > FAR_SHARE]
+    if far:
+        low, high = (pick(r.extrapolated_share for r in far) for pick in (min, max))
+        share = f"{low:.0%}" if high - low < 0.01 else f"{low:.0%} to {high:.0%}"
+        out.append(f"too far from what was measured {share} of the time: {', '.join(r.policy for r in far)}")
     contexts = model.measured.contexts
     high = float(rows["context_high"].max(initial=0.0))
     low = float(np.min(rows["context_low"], initial=np.inf))

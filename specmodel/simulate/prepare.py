@@ -40,6 +40,7 @@ __all__ = ["Prepared", "prepared"]
 
 Array = NDArray[np.float64]
 Cache = dict[Hashable, Any]
+DEFAULT_CLIENTS = 8
 DEFAULT_OUTPUT, DEFAULT_PROMPT, DEFAULT_REQUESTS, BATCHES_OF_REQUESTS = 256, 512, 200, 8
 _FAR_TAIL = 1.0 - 1e-4
 
@@ -92,7 +93,7 @@ def prepared(model: FittedModel, scenario: Scenario, cache: Cache | None = None)
     """
     cache = {} if cache is None else cache
     checked_scenario(scenario)
-    arrivals, limits = arrivals_of(scenario.arrivals), limits_of(scenario.slo)
+    arrivals, limits = _arrivals(model, scenario), limits_of(scenario.slo)
     names, shares, warnings = _workloads(model, scenario)
     output, prompt, assumptions = _lengths(model, scenario, names)
     max_batch = _max_batch(model, scenario, arrivals)
@@ -168,6 +169,13 @@ def prepared(model: FittedModel, scenario: Scenario, cache: Cache | None = None)
         assumptions=tuple(assumptions),
         warnings=warnings,
     )
+
+
+def _arrivals(model: FittedModel, scenario: Scenario) -> Arrivals:
+    if scenario.arrivals is not None:
+        return arrivals_of(scenario.arrivals)
+    measured = model.measured.batches
+    return Arrivals(kind="closed", value=float(max(min(DEFAULT_CLIENTS, int(measured[-1])), 1)) if measured else 1.0)
 
 
 def _kept(cache: Cache, key: Hashable, make: Any) -> Any:

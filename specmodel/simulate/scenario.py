@@ -125,8 +125,9 @@ class Scenario:
     What is None is taken from the calibration when it is simulated.
     """
 
-    arrivals: str = "closed:8"
-    """``closed:N`` clients, ``poisson:RATE`` requests per second, or ``trace``."""
+    arrivals: str | None = None
+    """``closed:N`` clients, ``poisson:RATE`` requests per second, or ``trace``; by default 8 clients, or the largest
+    measured batch where that is smaller."""
     trace: tuple[TraceRequest, ...] = field(default=(), repr=False)
     requests: int | None = None
     """Requests of each seed; by default the larger of 200 and eight batches. A trace has its own."""
@@ -247,7 +248,7 @@ def _number(text: str) -> float | None:
 
 def checked_scenario(scenario: Scenario) -> Scenario:
     """Return the scenario if its numbers are within their domains; raises `UsageError`."""
-    arrivals = arrivals_of(scenario.arrivals)
+    arrivals = arrivals_of("closed:8" if scenario.arrivals is None else scenario.arrivals)
     if (arrivals.kind == "trace") != bool(scenario.trace):
         raise UsageError(
             "arrivals: the trace has no request" if arrivals.kind == "trace" else "a trace was given beside arrivals"

@@ -35,6 +35,14 @@ SCREENS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "diagnose-ascii": (("diagnose", f"{FIELD}/specforge_339_qwen3_30b_a3b_h100x2.yaml"), 80, "ascii"),
     "diagnose-log": (("diagnose", SEED, LOG), 100, "utf-8"),
     "report": (("report", SEED, "--format", "md"), 80, "utf-8"),
+    "simulate": (
+        (
+            *("simulate", "calibrations/measured/h200_dense8b_ctx1024.yaml", "--arrivals", "closed:1,64"),
+            *("--policy", "plain,fixed:3,optimal,oracle", "--requests", "80", "--seeds", "4"),
+        ),
+        80,
+        "utf-8",
+    ),
     "compare": (("compare", f"{FIELD}/qwen38mtp_5090_450w.yaml", f"{FIELD}/qwen38mtp_5090_600w.yaml"), 80, "utf-8"),
 }
 
