@@ -68,3 +68,18 @@ def test_validated_cycles_are_the_sum_of_their_parts(path):
             errors.append(abs(error))
     assert len(errors) >= 0.8 * len(kept)  # a run that was cut off lacks the parts of some
     assert sorted(errors)[len(errors) // 2] < 0.01
+
+
+def test_the_verify_graph_is_shorter_after_eager_drafts():
+    """What docs/measure.md says of drafting without graphs: the drafts are longer, the pass behind them is shorter."""
+    content = read_samples(MEASURED / "h200-qwen3-30b-a3b.samples.json.gz")
+    parts = {point["key"]: point["runs"][0]["parts"] for point in content["points"] if point["kind"] == "cycle"}
+    graphs, eager = parts["cycle/k2/b1/c1024/step"], parts["cycle/k2/b1/c1024/eager"]
+    assert (round(eager["verify_ms"], 2), round(graphs["verify_ms"], 2)) == (5.24, 5.49)
+    assert (round(eager["draft_ms"], 2), round(graphs["draft_ms"], 2)) == (0.33, 0.29)
+    for num_steps in (2, 3, 5, 7, 10):
+        ratio = (
+            parts[f"cycle/k{num_steps}/b1/c1024/eager"]["verify_ms"]
+            / parts[f"cycle/k{num_steps}/b1/c1024/step"]["verify_ms"]
+        )
+        assert 0.95 < ratio < 0.98
