@@ -354,6 +354,29 @@ def test_without_a_gpu_measuring_says_so_and_planning_works(tmp_path, capsys, mo
         measure("--selftest")
 
 
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("exit_code", "last"), [(0, "end"), (1, "end"), (0, "start")])
+def test_the_self_test_says_whether_all_passed(tmp_path, monkeypatch, exit_code, last):
+    """A failed row is exit 1, a process that did not write its last record an error."""
+    program = tmp_path / "selftest"
+    record = json.dumps({"record": last})
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' '{record}' > \"$3\"\nexit {exit_code}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("specmodel.harness.build.build", lambda *_, **__: program)
+    if last == "end":
+        assert measure("--selftest") == exit_code
+    else:
+        with pytest.raises(SpecModelError, match="did not end well"):
+            measure("--selftest")
+
+
+def test_the_sources_write_the_last_record_of_every_subcommand_that_is_waited_for():
+    main = (Path(command.__file__).parent / "src" / "main.cpp").read_text(encoding="utf-8")
+    for name in ("int run(", "int run_selftest("):
+        body = main[main.index(name) :].split("\n}\n")[0]
+        assert '.set("record", "end")' in body
+
+
 def test_the_environment_of_this_process_is_left_alone(fake, tmp_path):
     before = dict(os.environ)
     plan = make_plan(REQUEST, H200)
