@@ -127,6 +127,18 @@ def test_speculative_simple_agrees_with_the_server(sweep):
         assert row.cycle_ms == pytest.approx(sweep[0].measurements.cycles[row.num_steps].cycle_ms, rel=0.1)
 
 
+def test_two_slots_at_the_usual_verbosity():
+    """The length is told from counts alone; requests that shared the machine are counted but not timed."""
+    calibration, (reading,) = read(REAL / "two_slots.log.gz")
+    (row,), (entry,) = calibration.measurements.cycles, calibration.acceptance
+    assert (row.num_steps, row.batch, entry.num_steps, entry.prompts) == (3, 1, 3, 4)
+    assert reading.dropped["not timed: several slots were busy"] == 2
+    counted = counters(REAL / "two_slots.prom")
+    assert entry.drafts == counted["spec_decode_num_drafts_total"]
+    accepted = counted["spec_decode_num_accepted_tokens_total"]
+    assert entry.acceptance_length == pytest.approx(1 + accepted / entry.drafts, abs=1e-5)
+
+
 def test_json_lines_hold_the_same_words():
     calibration, _ = read(REAL / "k3_json_lines.log.gz")
     (row,), (entry,), (draft,) = (
