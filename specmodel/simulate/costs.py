@@ -173,8 +173,10 @@ class Draws:
     """Draws of the posterior: factors on the times at a few places, and survival curves of every workload."""
 
     verify: Array
-    """Factor on the posterior mean, shape (draws, steps + 1, batches, contexts)."""
+    """Factor on the posterior mean, shape (draws, steps, batches, contexts)."""
     rest: Array
+    steps: Array
+    """The few places: step counts, logarithms of batches, contexts."""
     log_batch: Array
     contexts: Array
     survival: dict[str, Array]
@@ -193,16 +195,18 @@ def draws_of(
 ) -> Draws:
     """Joint draws of times and acceptance; times between the few places are interpolated."""
     batches = np.unique(np.round(np.geomspace(1, max_batch, _COARSE_BATCHES)))
+    steps = np.unique(np.round(np.concatenate([np.arange(min(longest, 4) + 1), np.geomspace(1, max(longest, 1), 6)])))
+    steps = steps[steps <= longest]
     depends = bool(np.isfinite(model.deployment.context_reference)) and context[1] > context[0]
     contexts = np.linspace(*context, _COARSE_CONTEXTS) if depends else np.array([context[0]])
     request, _ = model.request(
-        np.arange(longest + 1)[:, None, None],
+        steps[:, None, None],
         batches[None, :, None],
         comm,
         context_tokens=contexts[None, None, :] if np.isfinite(model.deployment.context_reference) else None,
         workload=workload,
     )
-    shape = (longest + 1, len(batches), len(contexts))
+    shape = (len(steps), len(batches), len(contexts))
     drawn, parameters = draw_with_parameters(model, request, count)
     p = model.predict(
         request.num_steps,
@@ -221,6 +225,7 @@ def draws_of(
     return Draws(
         verify=drawn.verify_ms.reshape(-1, *shape) / np.broadcast_to(p.verify_ms, shape),
         rest=np.where(rest > 0.0, drawn_rest / np.where(rest > 0.0, rest, 1.0), 1.0),
+        steps=steps,
         log_batch=np.log(batches),
         contexts=contexts,
         survival=survival,
@@ -229,12 +234,13 @@ def draws_of(
 
 def with_draws(table: CostTable, draws: Draws) -> CostTable:
     """One table for every draw."""
-    _, _, width, count = table.verify_ms.shape
+    _, longest, width, count = table.verify_ms.shape
     batch = np.log(np.maximum(np.arange(width), 1))
     contexts = table.context_low[0] + table.context_step[0] * np.arange(count)
 
     def factors(values: Array) -> Array:
-        return np.exp(between(between(np.log(values), draws.log_batch, batch, 2), draws.contexts, contexts, 3))
+        known = between(np.log(values), draws.steps, np.arange(longest, dtype=float), 1)
+        return np.exp(between(between(known, draws.log_batch, batch, 2), draws.contexts, contexts, 3))
 
     count = len(draws.verify)
     return CostTable(

@@ -79,6 +79,7 @@ SGLANG_TIERS = (
 )
 """Defaults of SGLang ``--speculative-adaptive``."""
 _MEMORY, _WARMUP, _INTERVAL = 0.2, 10, 5
+_MOST_TRIED = 2_000_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +174,7 @@ def adapt(state: AdaptiveState, lane: Ints, batch: Ints, accepted: Array) -> Non
 
 
 # --------------------------------------------------------------------------------------------- by knowing the requests
-def rate_of_plan(verify: Array, rest: Array, lengths: Array, share: Array, steps: Ints) -> Array:
+def rate_of_plan(verify: Array, rest: Array, lengths: Array, share: Array, steps: Ints, batch: Ints) -> Array:
     """Tokens per ms of each batch when requests of each class run their own steps.
 
     Requests emit equally many tokens, so those of a class are in service in proportion to one over its length. At
@@ -182,68 +183,82 @@ def rate_of_plan(verify: Array, rest: Array, lengths: Array, share: Array, steps
 
     Parameters
     ----------
-    verify, rest : numpy.ndarray, shape (steps + 1, batch + 1)
-        Times in ms, the first column unused.
+    verify, rest : numpy.ndarray, shape (steps + 1, batches)
+        Times in ms.
     lengths : numpy.ndarray, shape (classes, steps + 1)
         Acceptance length of each class.
     share : numpy.ndarray, shape (classes,)
-    steps : numpy.ndarray, shape (..., batch, classes)
-        Steps of each class at batches 1, 2, ...
+    steps : numpy.ndarray, shape (..., batches, classes)
+        Steps of each class at each batch.
+    batch : numpy.ndarray, shape (batches,)
     """
     classes, longest = np.arange(len(share)), lengths.shape[1] - 1
     each = lengths[classes, steps]
     present = share / each
     rate = 1.0 / present.sum(axis=-1)
     present = present * rate[..., None]
-    batch = np.arange(1, verify.shape[1])
     # The longest of B requests has at most d steps with probability F(d)^B.
     depth = np.arange(longest + 1)
     below = np.sum(present[..., None, :] * (steps[..., None, :] <= depth[:, None]), axis=-1)
     powered = np.minimum(below, 1.0) ** batch[:, None]
     chance = np.diff(powered, axis=-1, prepend=0.0)
-    rest_ms = np.einsum("...bd,db->...b", chance, rest[:, 1:])
+    rest_ms = np.einsum("...bd,db->...b", chance, rest)
     mean = np.sum(present * steps, axis=-1)
     foot = np.clip(np.floor(mean).astype(np.intp), min(1, longest), max(longest - 1, 0))
     head = np.minimum(foot + 1, longest)
-    low, high = verify[foot, batch], verify[head, batch]
-    verify_ms = np.where(mean > 0.0, np.maximum(low + (mean - foot) * (high - low), 0.2 * low), verify[0, batch])
-    verify_ms[..., 0] = np.sum(present[..., 0, :] * verify[steps[..., 0, :], 1], axis=-1)
+    place = np.arange(len(batch))
+    low, high = verify[foot, place], verify[head, place]
+    verify_ms = np.where(mean > 0.0, np.maximum(low + (mean - foot) * (high - low), 0.2 * low), verify[0])
+    for alone in np.flatnonzero(batch == 1):
+        verify_ms[..., alone] = np.sum(present[..., alone, :] * verify[steps[..., alone, :], alone], axis=-1)
     return np.asarray(batch * rate / (verify_ms + rest_ms))
 
 
 def planned_steps(verify: Array, rest: Array, classes: AcceptanceClasses) -> NDArray[np.int64]:
     """Steps of each class of requests at every batch, shape (batch + 1, classes): the best plan by coordinate ascent.
 
-    It starts from the best number for all and from each class's best alone, and changes one class at a time while
-    that raises the rate. Arguments as in `rate_of_plan`.
+    Parameters
+    ----------
+    verify, rest : numpy.ndarray, shape (steps + 1, batch + 1)
+        Times in ms, the first column unused.
+    classes : AcceptanceClasses
     """
     lengths, share = classes.lengths, classes.share
-    longest, width = lengths.shape[1] - 1, verify.shape[1] - 1
-    starts = np.arange(longest + 1)
-    uniform = np.broadcast_to(starts[:, None, None], (longest + 1, width, len(share)))
-    alone = np.argmax(lengths[None] / (verify + rest)[:, 1:].T[:, None, :], axis=2)
+    count = lengths.shape[1]
+    # So many batches at once that what is tried stays within memory.
+    size = max(_MOST_TRIED // (3 * count * count * len(share)), 1)
+    parts = [np.zeros((1, len(share)), dtype=np.int64)]
+    for start in range(1, verify.shape[1], size):
+        batch = np.arange(start, min(start + size, verify.shape[1]))
+        parts.append(_plan_of(verify[:, batch], rest[:, batch], lengths, share, batch))
+    return np.concatenate(parts)
+
+
+def _plan_of(verify: Array, rest: Array, lengths: Array, share: Array, batch: Ints) -> NDArray[np.int64]:
+    """Plan some batches: from the best numbers for all and from each class's best alone, one class at a time."""
+    starts = np.arange(lengths.shape[1])
+    uniform = np.broadcast_to(starts[:, None, None], (len(starts), len(batch), len(share)))
+    alone = np.argmax(lengths[None] / (verify + rest).T[:, None, :], axis=2)
     plans = np.concatenate([uniform, alone[None]]).astype(np.intp)
-    rates = rate_of_plan(verify, rest, lengths, share, plans)
+    rates = rate_of_plan(verify, rest, lengths, share, plans, batch)
     order = np.argsort(-rates, axis=0)[:3]
     plans = np.take_along_axis(plans, order[..., None], axis=0)
     rates = np.take_along_axis(rates, order, axis=0)
-    if len(share) > 1:
-        for _ in range(8):
-            before = rates
-            for j in range(len(share)):
-                tried = np.repeat(plans[None], longest + 1, axis=0)
-                tried[..., j] = starts[:, None, None]
-                found = rate_of_plan(verify, rest, lengths, share, tried)
-                best = np.argmax(found, axis=0)
-                value = np.take_along_axis(found, best[None], axis=0)[0]
-                better = value > rates * (1.0 + 1e-12)
-                plans[..., j] = np.where(better, best, plans[..., j])
-                rates = np.where(better, value, rates)
-            if np.all(rates <= before * (1.0 + 1e-9)):
-                break
+    for _ in range(8 if len(share) > 1 else 0):
+        before = rates
+        for j in range(len(share)):
+            tried = np.repeat(plans[None], len(starts), axis=0)
+            tried[..., j] = starts[:, None, None]
+            found = rate_of_plan(verify, rest, lengths, share, tried, batch)
+            best = np.argmax(found, axis=0)
+            value = np.take_along_axis(found, best[None], axis=0)[0]
+            better = value > rates * (1.0 + 1e-12)
+            plans[..., j] = np.where(better, best, plans[..., j])
+            rates = np.where(better, value, rates)
+        if np.all(rates <= before * (1.0 + 1e-9)):
+            break
     best = np.argmax(rates, axis=0)
-    chosen = np.take_along_axis(plans, best[None, :, None], axis=0)[0]
-    return np.concatenate([np.zeros((1, len(share)), dtype=np.int64), chosen.astype(np.int64)])
+    return np.asarray(np.take_along_axis(plans, best[None, :, None], axis=0)[0], dtype=np.int64)
 
 
 def oracle_depths(verify: Array, rest: Array, classes: AcceptanceClasses) -> NDArray[np.int64]:

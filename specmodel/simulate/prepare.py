@@ -25,6 +25,7 @@ from specmodel.simulate.costs import (
 )
 from specmodel.simulate.policies import chain_schedule, oracle_depths, planned_steps, steps_by_batch
 from specmodel.simulate.scenario import (
+    MOST_BATCH,
     Arrivals,
     Lengths,
     Policy,
@@ -126,7 +127,7 @@ def prepared(model: FittedModel, scenario: Scenario, cache: Cache | None = None)
         tuple(_classes(model, scenario, name, longest, draws, table, cache) for name in names)
         for table in range(len(costs.verify_ms))
     )
-    plans, rows = _plans(policies, steps, costs, classes, shares, cache, scenario)
+    plans, rows = _plans(policies, steps, costs, classes, shares, cache, min(_most(model, scenario), longest))
     assumptions += _acceptance_words(scenario)
     stated = Scenario(
         schedule=scenario.schedule,
@@ -253,10 +254,10 @@ def _max_batch(model: FittedModel, scenario: Scenario, arrivals: Arrivals) -> in
     if scenario.max_batch is not None:
         return int(scenario.max_batch)
     if arrivals.kind == "closed":
-        if arrivals.value > 4096:
+        if arrivals.value > MOST_BATCH:
             raise UsageError(f"arrivals: {arrivals} needs max_batch; how many of them run at once?")
         return int(arrivals.value)
-    return int(np.ceil(model.measured.batches[-1])) if model.measured.batches else 1
+    return int(min(model.measured.batches[-1], MOST_BATCH)) if model.measured.batches else 1
 
 
 def _most(model: FittedModel, scenario: Scenario) -> int:
@@ -343,16 +344,16 @@ def _plans(
     classes: tuple[tuple[AcceptanceClasses, ...], ...],
     shares: tuple[float, ...],
     cache: Cache,
-    scenario: Scenario,
+    most: int,
 ) -> tuple[NDArray[np.uint8], tuple[NDArray[np.int64], ...]]:
-    """Plans of `optimal` and depths of `oracle` at the middle context, for every table."""
+    """Plans of `optimal` and depths of `oracle` of at most `most` steps at the middle context, for every table."""
     kinds = {p.kind for p in policies}
     plans, depths = [], []
     middle = costs.verify_ms.shape[3] // 2
     for table, own in enumerate(classes):
-        verify, rest = costs.verify_ms[table, :, :, middle], costs.rest_ms[table, :, :, middle]
+        verify, rest = (x[table, : most + 1, :, middle] for x in (costs.verify_ms, costs.rest_ms))
         joint = AcceptanceClasses(
-            survival=np.concatenate([c.survival.mean(axis=1, keepdims=True) for c in own]),
+            survival=np.concatenate([c.survival.mean(axis=1, keepdims=True)[..., :most] for c in own]),
             share=np.concatenate([share * c.share for share, c in zip(shares, own, strict=True)]),
         )
         key = (verify.tobytes(), rest.tobytes(), joint.survival.tobytes(), joint.share.tobytes())

@@ -23,7 +23,7 @@ __all__ = ["simulate", "simulate_all"]
 
 Array = NDArray[np.float64]
 MOST_CELLS = 30_000_000
-"""Most requests of all seeds and policies together: what fits into memory."""
+"""Most requests of all seeds and policies together, and most places of their times: what fits into memory."""
 _KINDS = {"fixed": BY_BATCH, "schedule": BY_BATCH, "adaptive": ADAPTIVE, "optimal": OPTIMAL, "oracle": ORACLE}
 
 
@@ -64,11 +64,12 @@ def simulate_all(
     """Simulate several scenarios of one model as lanes of one block; as `simulate` answers each."""
     cache = {} if cache is None else cache
     ready = [prepared(model, scenario, cache) for scenario in scenarios]
-    cells = sum(p.requests * p.scenario.seeds * len(p.policies) for p in ready)
-    if cells > MOST_CELLS:
+    lanes = sum(p.scenario.seeds * len(p.policies) for p in ready)
+    places = max((p.costs.longest + 3) * (int(p.scenario.max_batch or 1) + 1) for p in ready)
+    if lanes * max(p.requests for p in ready) > MOST_CELLS or lanes * places > MOST_CELLS:
         raise UsageError(
-            f"{cells:.3g} requests of all seeds and policies together are more than {MOST_CELLS:.3g}; ask for fewer "
-            "requests, seeds or policies, or sweep"
+            f"{lanes} seeds and policies together, each of up to {max(p.requests for p in ready)} requests and batches "
+            f"of {max(p.scenario.max_batch or 1 for p in ready)}, do not fit into memory; ask for fewer, or sweep"
         )
     streams = [_streams(p) for p in ready]
     outcome = run_block(_block(model, ready, streams), report)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -159,8 +160,10 @@ def _on_cores(
     """Run the blocks in a pool of processes; where one dies, the pool is started again for what is left."""
     left = dict(enumerate(blocks))
     restarts = 0
+    others = set(multiprocessing.active_children())
     while left:
-        pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts)
         futures = {pool.submit(work, packed, block): i for i, block in left.items()}
         try:
             waiting = set(futures)
@@ -180,7 +183,16 @@ def _on_cores(
                     "the same command again to go on, with fewer --workers"
                 ) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            if left:
+                # Interrupted, or broken: what still runs would only be waited for.
+                for process in set(multiprocessing.active_children()) - others:
+                    process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leave_interrupts() -> None:
+    """In a worker: Ctrl-C is for the process that asked; it ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 # -------------------------------------------------------------------------------------------------------- the file
