@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -224,6 +227,37 @@ def test_the_same_lines_from_any_number_of_processes(model: FittedModel, answers
         path = tmp_path / f"{workers}.jsonl"
         assert sweep(model, GRID, path, workers=workers).total == 12
         assert path.read_bytes() == answers
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_workers_and_keeps_the_answers(tmp_path: Path) -> None:
+    """Ctrl-C on a real sweep: gone at once, without a word, and what was answered stays."""
+    calib, grid, out = tmp_path / "calib.json", tmp_path / "grid.json", tmp_path / "a.jsonl"
+    rows = [{"num_steps": k, "cycle_ms": 10.0 + k, "acceptance_length": 1.0 + 0.4 * k} for k in (0, 2)]
+    calib.write_text(
+        json.dumps({"schema": "specmodel.calibration/1", "name": "small", "measurements": {"cycles": rows}})
+    )
+    lengths = list(range(500, 540))
+    options = {"arrivals": "closed:1", "policy": "plain", "output_tokens": lengths, "requests": 50, "seeds": 2}
+    grid.write_text(json.dumps(options))
+    command = [sys.executable, "-m", "specmodel", "simulate", str(calib), "--sweep", str(grid), "--out", str(out)]
+    process = subprocess.Popen(
+        [*command, "--workers", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_hear_interrupts
+    )
+    for _ in range(600):
+        if process.poll() is not None or (out.exists() and out.stat().st_size):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    said, errors = process.communicate(timeout=30)
+    assert (process.returncode, said, errors) == (130, b"", b"")
+    assert time.monotonic() - start < 10.0
+    assert 1 <= len(out.read_bytes().splitlines()) < len(lengths)
+
+
+def _hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # ------------------------------------------------------------------------------------------------------------- cluster
