@@ -233,6 +233,12 @@ def test_a_broken_run_continues_where_it_broke(fake, tmp_path):
     content = content_of(plan, folder)
     assert [point["disposition"] for point in content["points"]] == [p["disposition"] for p in whole["points"]]
     assert all(len(point["runs"]) == 2 for point in content["points"])
+    assert (whole["run"]["sittings"], content["run"]["sittings"]) == (1, 2)
+    caveats = [
+        calibration_of(c, name="x", samples_name="x.json.gz", samples_sha256="0" * 64).provenance.caveats
+        for c in (whole, content)
+    ]
+    assert [any("2 sittings" in text for text in texts) for texts in caveats] == [False, True]
     again = len(runner.read_diary(folder))
     runner.run_plan(run_of(plan, binary, folder, resume=True))
     assert len(runner.read_diary(folder)) == again

@@ -123,6 +123,11 @@ def _caveats(content: Mapping[str, Any], accepted: Iterable[str]) -> list[str]:
     if measured.get("copy_bytes_per_ms"):
         copy, gemm = measured["copy_bytes_per_ms"] / 1e9, (measured.get("gemm_flops_per_ms") or 0.0) / 1e9
         lines.append(f"this card, measured at the start: copy {copy:.2f} TB/s, bf16 matrix product {gemm:.0f} TFLOP/s")
+    if content["run"].get("sittings", 1) > 1:
+        lines.append(
+            f"measured in {content['run']['sittings']} sittings: cards of one name differ by some percent, should the "
+            "machine have changed between them"
+        )
     lines += [f"cut for time: {cut}" for cut in content["run"]["cut"]]
     lines += [f"flagged by the machine: {flag}" for flag in content.get("flags", [])]
     shapes = [content["target"], *([content["draft"]["shape"]] if content["draft"] else [])]

@@ -12,9 +12,10 @@ import json
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ class Run:
     cpus: tuple[frozenset[int], ...] = ()
     say: Callable[[str], None] = print
     on_progress: Callable[[Progress], None] | None = None
+    # Tells the parts of a continued run apart, which may be of different machines.
+    sitting: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
 
 def open_folder(folder: Path, plan: Plan, *, resume: bool) -> None:
@@ -219,7 +222,7 @@ def _one_pass(run: Run, setting: CommPlan, repeat: int, points: list[Point], dea
     left = points
     for attempt in range(_ATTEMPTS):
         stem = _next_stem(run.folder)
-        opening = {"entry": "pass", "stem": stem, "comm": setting.name, "repeat": repeat}
+        opening = {"entry": "pass", "stem": stem, "comm": setting.name, "repeat": repeat, "sitting": run.sitting}
         _note(run.folder, {**opening, "keys": [point.key for point in left]})
         result = _group(run, setting, stem, job_of(run, left), deadline_ms)
         ending = {"entry": "end", "stem": stem, "outcome": result.outcome, "exit_codes": list(result.exit_codes)}

@@ -212,6 +212,7 @@ def document(plan: Plan, folder: Path, *, tool: str, left_out: Iterable[str] = (
             "seed": request.seed,
             "world": request.world,
             "passes": len(passes),
+            "sittings": len({entry.get("sitting") for entry in passes}),
             "effort": {key: value for key, value in effort.items() if key != "cut"},
             "cut": [*plan.effort.cut, *left_out],
             "estimate_ms": _rounded(plan.estimate_ms),
