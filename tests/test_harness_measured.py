@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import re
+from datetime import datetime
 from pathlib import Path
 
 import jsonschema
@@ -83,3 +84,14 @@ def test_the_verify_graph_is_shorter_after_eager_drafts():
             / parts[f"cycle/k{num_steps}/b1/c1024/step"]["verify_ms"]
         )
         assert 0.95 < ratio < 0.98
+
+
+@pytest.mark.parametrize("name", ["h200-llama-3.1-8b", "h200-qwen3-30b-a3b"])
+def test_one_machine_and_shape_take_less_than_ten_minutes(name):
+    content = read_samples(MEASURED / f"{name}.samples.json.gz")
+    begin, end = (datetime.fromisoformat(content["run"][key]) for key in ("started", "finished"))
+    assert 0 < (end - begin).total_seconds() < 540
+    verify = [point for point in content["points"] if point["kind"] == "verify"]
+    assert {point["batch"] for point in verify} == {1, 4, 16, 64}
+    assert max(point["tokens"] for point in verify) >= 512
+    assert {point["num_steps"] for point in content["points"] if point["kind"] == "cycle"} == {0, 1, 2, 3, 5, 7, 10}
