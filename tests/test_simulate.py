@@ -305,9 +305,9 @@ def test_shares_are_of_requests_and_lengths_are_those_of_the_workload(model: Fit
 # ------------------------------------------------------------------------------------------------------------- traces
 def test_a_trace_is_served_as_it_came(model: FittedModel) -> None:
     rows = [
-        {"arrival_s": 0.5, "output_tokens": 3, "prompt_tokens": 600, "workload": "code"},
-        {"arrival_s": 0.0, "output_tokens": 20, "prompt_tokens": 600, "workload": "chat"},
-        {"arrival_s": 0.5, "output_tokens": 1, "prompt_tokens": 600, "workload": "code"},
+        {"arrival_ms": 500, "output_tokens": 3, "prompt_tokens": 600, "workload": "code"},
+        {"arrival_ms": 0, "output_tokens": 20, "prompt_tokens": 600, "workload": "chat"},
+        {"arrival_ms": 500, "output_tokens": 1, "prompt_tokens": 600, "workload": "code"},
     ]
     trace, warnings = trace_from(rows, "t.jsonl")
     assert [r.output_tokens for r in trace] == [20, 3, 1]
@@ -325,18 +325,18 @@ def test_a_trace_is_served_as_it_came(model: FittedModel) -> None:
     [
         ([], "has no request"),
         ([3], "line 1: must be an object"),
-        ([{}], "arrival_s must be a number from 0 to 1e\\+09, got null"),
-        ([{"arrival_s": math.nan, "output_tokens": 4}], "arrival_s must be a number"),
-        ([{"arrival_s": math.inf, "output_tokens": 4}], "arrival_s must be a number"),
-        ([{"arrival_s": -1, "output_tokens": 4}], "got -1"),
-        ([{"arrival_s": 10**400, "output_tokens": 4}], "got an integer of about 401 digits"),
-        ([{"arrival_s": 0, "output_tokens": 0}], "output_tokens must be a whole number from 1"),
-        ([{"arrival_s": 0, "output_tokens": 2.5}], "got 2.5"),
-        ([{"arrival_s": 0, "output_tokens": True}], "got true"),
-        ([{"arrival_s": 0, "output_tokens": 2}, {"arrival_s": 0, "output_tokens": "2"}], "line 2: output_tokens"),
-        ([{"arrival_s": 0, "output_tokens": 2, "prompt_tokens": -1}], "prompt_tokens"),
-        ([{"arrival_s": 0, "output_tokens": 2, "tokens": 1}], "'tokens' is no key of a request"),
-        ([{"arrival_s": 0, "output_tokens": 2, "workload": 1}], "workload must be a name"),
+        ([{}], "arrival_ms must be a number from 0 to 1e\\+12, got null"),
+        ([{"arrival_ms": math.nan, "output_tokens": 4}], "arrival_ms must be a number"),
+        ([{"arrival_ms": math.inf, "output_tokens": 4}], "arrival_ms must be a number"),
+        ([{"arrival_ms": -1, "output_tokens": 4}], "got -1"),
+        ([{"arrival_ms": 10**400, "output_tokens": 4}], "got an integer of about 401 digits"),
+        ([{"arrival_ms": 0, "output_tokens": 0}], "output_tokens must be a whole number from 1"),
+        ([{"arrival_ms": 0, "output_tokens": 2.5}], "got 2.5"),
+        ([{"arrival_ms": 0, "output_tokens": True}], "got true"),
+        ([{"arrival_ms": 0, "output_tokens": 2}, {"arrival_ms": 0, "output_tokens": "2"}], "line 2: output_tokens"),
+        ([{"arrival_ms": 0, "output_tokens": 2, "prompt_tokens": -1}], "prompt_tokens"),
+        ([{"arrival_ms": 0, "output_tokens": 2, "tokens": 1}], "'tokens' is no key of a request"),
+        ([{"arrival_ms": 0, "output_tokens": 2, "workload": 1}], "workload must be a name"),
     ],
 )
 def test_a_faulty_trace_is_refused_with_its_line(rows: list[Any], said: str) -> None:
@@ -346,7 +346,7 @@ def test_a_faulty_trace_is_refused_with_its_line(rows: list[Any], said: str) -> 
 
 def test_workloads_of_a_trace_must_be_known_and_complete(model: FittedModel) -> None:
     def asked(*names: str | None, **more: Any) -> Scenario:
-        rows = [TraceRequest(arrival_s=0.0, output_tokens=4, prompt_tokens=9, workload=n) for n in names]
+        rows = [TraceRequest(arrival_ms=0.0, output_tokens=4, prompt_tokens=9, workload=n) for n in names]
         return Scenario(arrivals="trace", trace=tuple(rows), policies=("plain",), seeds=1, comm="default", **more)
 
     sm.simulate(model, asked("chat", "code"))
@@ -409,7 +409,7 @@ def test_workloads_of_a_trace_must_be_known_and_complete(model: FittedModel) -> 
         ({"comm": "nvls"}, "'nvls' is not in small"),
         ({"workload": "poem"}, "'poem' is not in small"),
         ({"workload": {"chat": -1.0}}, "share must be a number above 0"),
-        ({"trace": (TraceRequest(arrival_s=0.0, output_tokens=2, prompt_tokens=2),)}, "beside arrivals"),
+        ({"trace": (TraceRequest(arrival_ms=0.0, output_tokens=2, prompt_tokens=2),)}, "beside arrivals"),
     ],
     ids=str,
 )

@@ -103,7 +103,7 @@ def test_screens_fit_their_width(run: Any, calib: str, monkeypatch: pytest.Monke
 
 def test_a_trace_is_read_from_a_file(run: Any, calib: str, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    rows = [{"arrival_s": 0.1 * i, "prompt_tokens": 100, "output_tokens": 5} for i in range(12)]
+    rows = [{"arrival_ms": 100 * i, "prompt_tokens": 100, "output_tokens": 5} for i in range(12)]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     done = run(calib, "--arrivals", str(path), "--policy", "plain", "--comm", "default", "--seeds", "1", "--json")
     (simulation,) = json.loads(done.out)["simulations"]
@@ -118,12 +118,12 @@ def test_a_trace_is_read_from_a_file(run: Any, calib: str, tmp_path: Path) -> No
         ("", 3, "the trace has no request"),
         ("hello\n", 3, "line 1: must be a line of JSON"),
         (
-            '{"arrival_s": 0, "output_tokens": 2}\n{"arrival_s": NaN, "output_tokens": 2}\n',
+            '{"arrival_ms": 0, "output_tokens": 2}\n{"arrival_ms": NaN, "output_tokens": 2}\n',
             3,
-            "line 2: arrival_s must be",
+            "line 2: arrival_ms must be",
         ),
         ("[" * 100_000 + "\n", 3, "line 1: must be a line of JSON"),
-        ('{"arrival_s": 0, "output_tokens": 1}\n', 0, ""),
+        ('{"arrival_ms": 0, "output_tokens": 1}\n', 0, ""),
     ],
 )
 def test_a_faulty_trace_is_a_bad_file(run: Any, calib: str, tmp_path: Path, text: str, code: int, said: str) -> None:

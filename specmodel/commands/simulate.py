@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arrivals",
         metavar="closed:N,... | poisson:RATE,... | FILE",
         help="N clients that ask again at once, RATE requests per second, or a trace: a line of JSON for each request, "
-        '{"arrival_s": 0.25, "prompt_tokens": 800, "output_tokens": 200, "workload": "chat"}; several loads are '
+        '{"arrival_ms": 250, "prompt_tokens": 800, "output_tokens": 200, "workload": "chat"}; several loads are '
         "answered one by one (default: closed:8, or the largest measured batch where that is smaller)",
     )
     load.add_argument(

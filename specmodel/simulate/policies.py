@@ -82,9 +82,9 @@ _MEMORY, _WARMUP, _INTERVAL = 0.2, 10, 5
 _MOST_TRIED = 2_000_000
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveState:
-    """What the rule remembers, a row a lane and a column a tier."""
+    """What the rule remembers, a row a lane and a column a tier; `position`, `mean` and `rounds` are written to."""
 
     candidates: Ints
     """Shape (tiers, most candidates); the last one of a tier is repeated."""

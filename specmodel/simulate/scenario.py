@@ -112,7 +112,7 @@ class Policy:
 class TraceRequest:
     """One request of a trace."""
 
-    arrival_s: float
+    arrival_ms: float
     output_tokens: int
     prompt_tokens: int
     workload: str | None = None
@@ -331,7 +331,7 @@ def trace_from(rows: Sequence[Any], source: str) -> tuple[tuple[TraceRequest, ..
     Parameters
     ----------
     rows : sequence of mapping
-        Each with ``arrival_s``, ``output_tokens``, and where known ``prompt_tokens`` (else 0) and ``workload``.
+        Each with ``arrival_ms``, ``output_tokens``, and where known ``prompt_tokens`` (else 0) and ``workload``.
     source : str
         What messages call it by; the row's number, from 1, is added.
 
@@ -345,32 +345,32 @@ def trace_from(rows: Sequence[Any], source: str) -> tuple[tuple[TraceRequest, ..
         where = f"{source}, line {i}"
         if not isinstance(row, Mapping):
             raise UsageError(f"{where}: must be an object such as {_EXAMPLE_ROW}, got {shown(row)}")
-        extra = set(row) - {"arrival_s", "output_tokens", "prompt_tokens", "workload"}
+        extra = set(row) - {"arrival_ms", "output_tokens", "prompt_tokens", "workload"}
         if extra:
             raise UsageError(f"{where}: {sorted(map(str, extra))[0]!r} is no key of a request; write {_EXAMPLE_ROW}")
-        arrival = _row_number(where, row, "arrival_s", 0.0, 1e9, whole=False)
+        arrival = _row_number(where, row, "arrival_ms", 0.0, 1e12, whole=False)
         output = _row_number(where, row, "output_tokens", 1, MOST_TOKENS)
         prompt = _row_number(where, row, "prompt_tokens", 0, MOST_TOKENS) if "prompt_tokens" in row else 0
         workload = row.get("workload")
         if workload is not None and not isinstance(workload, str):
             raise UsageError(f"{where}: workload must be a name, got {workload!r}")
         out.append(
-            TraceRequest(arrival_s=arrival, output_tokens=int(output), prompt_tokens=int(prompt), workload=workload)
+            TraceRequest(arrival_ms=arrival, output_tokens=int(output), prompt_tokens=int(prompt), workload=workload)
         )
     if not out:
         raise UsageError(f"{source}: the trace has no request; write one a line, such as {_EXAMPLE_ROW}")
     if len(out) > MOST_REQUESTS:
         raise UsageError(f"{source}: at most {MOST_REQUESTS} requests, got {len(out)}; cut the trace")
-    late = sum(b.arrival_s < a.arrival_s for a, b in itertools.pairwise(out))
+    late = sum(b.arrival_ms < a.arrival_ms for a, b in itertools.pairwise(out))
     warnings: tuple[str, ...] = (
         (f"{source}: {late} line(s) arrive before the line above; taken in the order of arrival",) if late else ()
     )
     if any(r.prompt_tokens == 0 for r in out):
         warnings += (f"{source}: requests without prompt_tokens are taken with none: no prefill, no context to read",)
-    return tuple(sorted(out, key=lambda r: r.arrival_s)), warnings
+    return tuple(sorted(out, key=lambda r: r.arrival_ms)), warnings
 
 
-_EXAMPLE_ROW = '{"arrival_s": 0.25, "prompt_tokens": 800, "output_tokens": 200}'
+_EXAMPLE_ROW = '{"arrival_ms": 250, "prompt_tokens": 800, "output_tokens": 200}'
 
 
 def _row_number(where: str, row: Mapping[str, Any], key: str, least: float, most: float, whole: bool = True) -> float:

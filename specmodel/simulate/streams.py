@@ -72,7 +72,7 @@ def streams_of(
         np.searchsorted(np.cumsum(shares), quantiles(_WORKLOAD), side="right"), len(shares) - 1
     ).astype(np.int64)
     if trace:
-        arrival = np.broadcast_to([1000.0 * r.arrival_s for r in trace], shape)
+        arrival = np.broadcast_to([r.arrival_ms for r in trace], shape)
         output = np.broadcast_to(np.array([r.output_tokens for r in trace], dtype=np.int32), shape)
         prompt = np.broadcast_to(np.array([r.prompt_tokens for r in trace], dtype=np.int32), shape)
         named = np.array([-1 if r.workload is None else names.index(r.workload) for r in trace])

@@ -68,7 +68,8 @@ class PolicyResult:
     """From arrival to the last token; without prefill rows, no prefill in it."""
     wait_ms: Spread
     """From arrival to admission."""
-    requests_s: Estimate
+    request_rate: Estimate
+    """Requests per second."""
     goodput_tok_s: Estimate | None
     """Tokens per second of requests that keep every limit; None without limits."""
     good_share: Estimate | None
@@ -285,7 +286,7 @@ def summarised(
         ttft_ms=spread(ttft) if has_prefill else None,
         latency_ms=spread_latency,
         wait_ms=spread_wait,
-        requests_s=over_seeds(tok_s / output.mean(axis=1)),
+        request_rate=over_seeds(tok_s / output.mean(axis=1)),
         goodput_tok_s=over_seeds(tok_s * good_tokens) if limits else None,
         good_share=over_seeds(good_share) if limits else None,
         acceptance_length=over_seeds(np.where(served.request_rounds > 0, emitted / rounds, np.nan)),
