@@ -193,10 +193,25 @@ def test_context_grows_with_what_is_emitted(model: FittedModel) -> None:
 def test_a_schedule_runs_the_steps_of_each_batch(model: FittedModel) -> None:
     from specmodel.simulate.policies import chain_schedule, steps_by_batch
 
-    steps = steps_by_batch(chain_schedule(model, "default", None, None, 16), 16)
+    steps = steps_by_batch(chain_schedule(model, "default", None, None, 16, 612.0), 16)
     answer = sm.simulate(model, scenario(arrivals="poisson:15", policies=("schedule",), max_batch=16))
     assert {(k, b) for k, b, _ in answer["schedule"].time_at} <= {(int(steps[b]), b) for b in range(1, 17)}
     assert sum(share for *_, share in answer["schedule"].time_at) == pytest.approx(1.0)
+
+
+def test_the_schedule_is_for_the_context_of_the_requests() -> None:
+    """Drafts that pay at a short context and not at a long one: a server of long prompts gets plain decoding."""
+    rows = [
+        {"num_steps": k, "batch": b, "context_tokens": c, "cycle_ms": 10.0 + k * (1.0 if c == 500 else 12.0)}
+        for k in (0, 1, 2)
+        for b in (1, 4)
+        for c in (500, 8000)
+    ]
+    m = made(measurements={"cycles": rows}, workloads={}, model={})
+    options = {"arrivals": "closed:4", "policies": ("schedule",), "workload": "code"}
+    short, long = (sm.simulate(m, scenario(prompt_tokens=n, **options)) for n in ("480", "9000"))
+    assert all(steps > 0 for *_, steps in short.schedule)
+    assert all(steps == 0 for *_, steps in long.schedule)
 
 
 def test_a_schedule_of_ones_own_is_run(model: FittedModel) -> None:
@@ -416,6 +431,41 @@ def test_workloads_of_a_trace_must_be_known_and_complete(model: FittedModel) -> 
 def test_what_cannot_be_is_refused_by_name(model: FittedModel, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         sm.simulate(model, scenario(**options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [p.stem for p in sorted((ROOT / "calibrations").glob("*/*.yaml"))[::4]])
+def test_every_calibration_is_simulated_to_its_steady_state(name: str) -> None:
+    """At the largest measured batch: plain decoding and the longest chain as the model says, the bounds no less."""
+    from specmodel.acceptance import acceptance_variance, cycles_for_tokens
+    from specmodel.simulate.costs import survival_of
+
+    m = sm.fit(sm.load(next((ROOT / "calibrations").glob(f"*/{name}.yaml"))))
+    batch, steps = int(m.measured.batches[-1]), min(max(m.measured.largest_steps, 1), 20)
+    comm, workload = m.comm_names[0], m.layout.workloads[0]
+    policies = ("plain", f"fixed:{steps}", "optimal", "oracle")
+    asked = Scenario(
+        arrivals=f"closed:{batch}",
+        policies=policies,
+        requests=max(4 * batch, 30),
+        seeds=3,
+        output_tokens="120",
+        comm=comm,
+        acceptance_spread=0.0,
+        max_steps=steps,
+        workload=workload,
+    )
+    answer = sm.simulate(m, asked)
+    for k, policy in ((0, "plain"), (steps, f"fixed:{steps}")):
+        known = math.isfinite(m.deployment.context_reference)
+        context = float(answer.scenario.prompt_tokens or 0) + 60.0
+        p = m.predict(k, batch, comm, workload=workload, context_tokens=context if known else None)
+        variance = float(acceptance_variance(survival_of(m, workload, k)))
+        cycles = cycles_for_tokens(119, float(p.acceptance_length), variance)
+        expected = 1000.0 * batch * 120 / (cycles * float(p.cycle_ms))
+        assert answer[policy].tok_s.mean == pytest.approx(expected, rel=0.05)
+    best = max(answer[p].tok_s.mean for p in policies[:2])
+    assert min(answer[p].tok_s.mean for p in policies[2:]) > 0.97 * best
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,29 @@ def test_a_sweep_from_the_command_line(run: Any, calib: str, tmp_path: Path) -> 
         assert run(calib, "--sweep", str(grid), "--out", str(bad)).code == 2
 
 
+def test_a_person_who_waits_sees_a_bar_on_standard_error(
+    calib: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+    import sys
+
+    from specmodel.commands import simulate as command
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for shown_after_s, quiet, seen in ((0.0, (), True), (0.0, ("-q",), False), (60.0, (), False)):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(command, "_SHOWN_AFTER_S", shown_after_s)
+        monkeypatch.setenv("TERM", "xterm")
+        words = ("--policy", "plain", "--comm", "default", "--requests", "60", "--seeds", "1", *quiet)
+        assert main(["simulate", calib, *words]) == 0
+        assert ("simulating" in terminal.getvalue()) is seen
+    assert "simulating" not in capsys.readouterr().out
+
+
 def test_every_option_of_a_scenario_can_be_given(run: Any) -> None:
     """The help names each one, or it is for grids and programs and the page says so."""
     text = run("-h").out

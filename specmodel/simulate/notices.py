@@ -24,7 +24,15 @@ def model_interval(model: FittedModel, p: Prepared, result: PolicyResult) -> tup
     if not result.time_at:
         return None
     steps, batch, _ = max(result.time_at, key=lambda at: at[2])
-    predicted = model.predict(steps, max(batch, 1), str(p.scenario.comm), workload=p.scenario.workload)
+    known = np.isfinite(model.deployment.context_reference)
+    middle = float(p.costs.context_low[0] + p.costs.context_step[0] * (p.costs.verify_ms.shape[3] // 2))
+    predicted = model.predict(
+        steps,
+        max(batch, 1),
+        str(p.scenario.comm),
+        context_tokens=middle if known else None,
+        workload=p.scenario.workload,
+    )
     low, high = predicted.interval(0.9)
     return float(low / predicted.tok_s), float(high / predicted.tok_s)
 

@@ -98,7 +98,8 @@ def prepared(model: FittedModel, scenario: Scenario, cache: Cache | None = None)
     names, shares, warnings = _workloads(model, scenario)
     output, prompt, assumptions = _lengths(model, scenario, names)
     max_batch = _max_batch(model, scenario, arrivals)
-    policies, steps, comm, start = _policies(model, scenario, max_batch, names, shares, cache)
+    mean_context = _mean_context(scenario, output, prompt, shares)
+    policies, steps, comm, start = _policies(model, scenario, max_batch, names, shares, mean_context, cache)
     prefill = prefill_of(model, comm)
     if prefill is None:
         _require_prefill(model, limits, output, scenario)
@@ -272,6 +273,7 @@ def _policies(
     max_batch: int,
     names: tuple[str, ...],
     shares: tuple[float, ...],
+    context: float,
     cache: Cache,
 ) -> tuple[tuple[Policy, ...], list[NDArray[np.int64]], str, int]:
     """Policies, the steps of each by batch, the communication setting, and the steps of the schedule at batch 1."""
@@ -287,8 +289,10 @@ def _policies(
     by_batch, start = np.zeros(0, dtype=np.int64), 0
     if needed or comm is None:
         mix: Any = dict(zip(names, shares, strict=True)) if len(names) > 1 else names[0]
-        key = ("schedule", comm, str(mix), most, max_batch)
-        steps = scenario.schedule or _kept(cache, key, lambda: chain_schedule(model, comm, mix, most, max_batch))
+        key = ("schedule", comm, str(mix), most, max_batch, context)
+        steps = scenario.schedule or _kept(
+            cache, key, lambda: chain_schedule(model, comm, mix, most, max_batch, context)
+        )
         comm = comm or steps[0].comm
         by_batch = steps_by_batch(steps, max_batch)
         start = int(by_batch[1])
@@ -307,6 +311,15 @@ def _policies(
         else:
             rows.append(np.zeros(0, dtype=np.int64))
     return wanted, rows, str(comm), start
+
+
+def _mean_context(
+    scenario: Scenario, output: tuple[Lengths, ...], prompt: tuple[Lengths, ...], shares: tuple[float, ...]
+) -> float:
+    """Mean context of a request in the middle of its output, tokens."""
+    if scenario.trace:
+        return float(np.mean([r.prompt_tokens + 0.5 * r.output_tokens for r in scenario.trace]))
+    return float(sum(s * (p.mean + 0.5 * o.mean) for s, p, o in zip(shares, prompt, output, strict=True)))
 
 
 def _contexts(scenario: Scenario, output: tuple[Lengths, ...], prompt: tuple[Lengths, ...]) -> tuple[float, float]:
