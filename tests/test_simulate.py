@@ -199,19 +199,21 @@ def test_a_schedule_runs_the_steps_of_each_batch(model: FittedModel) -> None:
     assert sum(share for *_, share in answer["schedule"].time_at) == pytest.approx(1.0)
 
 
-def test_the_schedule_is_for_the_context_of_the_requests() -> None:
-    """Drafts that pay at a short context and not at a long one: a server of long prompts gets plain decoding."""
-    rows = [
-        {"num_steps": k, "batch": b, "context_tokens": c, "cycle_ms": 10.0 + k * (1.0 if c == 500 else 12.0)}
-        for k in (0, 1, 2)
-        for b in (1, 4)
-        for c in (500, 8000)
-    ]
-    m = made(measurements={"cycles": rows}, workloads={}, model={})
-    options = {"arrivals": "closed:4", "policies": ("schedule",), "workload": "code"}
-    short, long = (sm.simulate(m, scenario(prompt_tokens=n, **options)) for n in ("480", "9000"))
-    assert all(steps > 0 for *_, steps in short.schedule)
-    assert all(steps == 0 for *_, steps in long.schedule)
+def test_the_schedule_is_for_the_context_of_the_requests(model: FittedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is decided at the measured context that is nearest to the mean one."""
+    from specmodel.simulate import policies
+
+    real, asked = policies.optimize, list[Any]()
+
+    def noted(*words: Any, **options: Any) -> Any:
+        asked.append(options["context_tokens"])
+        return real(*words, **options)
+
+    monkeypatch.setattr(policies, "optimize", noted)
+    for prompt, nearest in (("480", 500), ("1500", 2000), ("90000", 2000)):
+        asked.clear()
+        sm.simulate(model, scenario(arrivals="closed:8", policies=("schedule",), prompt_tokens=prompt))
+        assert set(asked) == {nearest}
 
 
 def test_a_schedule_of_ones_own_is_run(model: FittedModel) -> None:
