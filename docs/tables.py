@@ -3,7 +3,7 @@
     python docs/tables.py             fail if a page is not what the code says
     python docs/tables.py --write     write the tables anew
 
-A table stands between ``<!-- keys: PART -->``, ``<!-- values: NAME -->`` or ``<!-- rows: accuracy -->`` and
+A table stands between ``<!-- keys: PART -->``, ``<!-- values: NAME -->``, ``<!-- formulas: derivations -->`` or ``<!-- rows: accuracy -->`` and
 ``<!-- end -->``. The accuracy is taken from validation.md, which `specmodel validate --page` writes.
 """
 
@@ -20,10 +20,16 @@ from specmodel.acceptance import AcceptancePrior
 from specmodel.fit import CostPrior
 from specmodel.residual import Residuals
 from specmodel.speeds import Noise
+from specmodel.symbolic import derivations
 
 HERE = Path(__file__).parent
-PAGES = (HERE / "reference" / "format.md", HERE / "explanation" / "model.md", HERE.parent / "README.md")
-TABLE = re.compile(r"(<!-- (keys|values|rows): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGES = (
+    HERE / "reference" / "format.md",
+    HERE / "explanation" / "model.md",
+    HERE / "explanation" / "derivations.md",
+    HERE.parent / "README.md",
+)
+TABLE = re.compile(r"(<!-- (keys|values|rows|formulas): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Rows of validation.md that the README shows, by their first cells, and in which words.
 ACCURACY = {
     ("length, given",): "one chain length of a published sweep, its acceptance length given",
@@ -114,6 +120,8 @@ def page(text: str) -> str:
                 body = keys(parts[found[3]])
             case "values":
                 body = values(VALUES[found[3]])
+            case "formulas":
+                body = formulas()
             case _:
                 body = accuracy((HERE / "validation.md").read_text(encoding="utf-8"))
         return f"{found[1]}{body}{found[4]}"
@@ -124,7 +132,13 @@ def page(text: str) -> str:
 def missing(texts: list[str]) -> set[str]:
     """Return what no page has a table of."""
     there = {found[3] for text in texts for found in TABLE.finditer(text)}
-    return {"Calibration", *json_schema()["$defs"], *VALUES, "accuracy"} - there
+    return {"Calibration", *json_schema()["$defs"], *VALUES, "accuracy", "derivations"} - there
+
+
+def formulas() -> str:
+    """Return every derivation as computer algebra has it."""
+    parts = [f"**{d.title}** ({d.words})\n\n```{{math}}\n{d.latex}\n```\n" for d in derivations()]
+    return "\n" + "\n".join(parts) + "\n"
 
 
 def values(cls: type[Any]) -> str:

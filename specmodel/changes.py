@@ -20,6 +20,7 @@ __all__ = [
     "checked_change",
     "parse_axis",
     "parse_change",
+    "targets_help",
     "targets_text",
 ]
 
@@ -48,7 +49,7 @@ TARGETS: Mapping[str, Target] = {
     "bandwidth": Target(meaning="memory bandwidth of the GPU", operators=_FACTOR),
     "compute": Target(meaning="arithmetic speed of the GPU", operators=_FACTOR),
     "acceptance": Target(meaning="every conditional acceptance probability", most=1.0),
-    "acceptance_length": Target(meaning="tokens a cycle, the bonus token counted", unit="tokens", least=1.0),
+    "acceptance_length": Target(meaning="length that a cycle emits, the bonus token counted", unit="tokens", least=1.0),
     "num_steps": Target(meaning="draft steps, instead of the best number", operators=("=", "+=", "-="), most=500.0),
     "comm": Target(meaning="communication setting, by name", operators=("=",)),
     "batch": Target(meaning="running sequences", least=1.0, most=1e6),
@@ -122,6 +123,16 @@ def targets_text() -> str:
     """Return what may be changed, with units, in one sentence."""
     parts = [f"{name}{f' ({t.unit})' if t.unit else ''}" for name, t in TARGETS.items()]
     return ", ".join(parts)
+
+
+def targets_help() -> str:
+    """Return what may be changed as a list, one line each, for the help."""
+    lines = [
+        f"  {name:<18}{t.meaning}{f', {t.unit}' if t.unit else ''}"
+        + ("" if len(t.operators) > 3 else f" ({' or '.join(t.operators)})")
+        for name, t in TARGETS.items()
+    ]
+    return "targets of --set and --sweep:\n" + "\n".join(lines)
 
 
 def parse_change(text: str) -> Change:
