@@ -34,6 +34,15 @@ SCREENS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "diagnose": (("diagnose", SEED), 80, "utf-8"),
     "diagnose-ascii": (("diagnose", f"{FIELD}/specforge_339_qwen3_30b_a3b_h100x2.yaml"), 80, "ascii"),
     "diagnose-log": (("diagnose", SEED, LOG), 100, "utf-8"),
+    "whatif": (("whatif", SEED, "--set", "acceptance+=0.1", "--set", "verify*=0.8"), 80, "utf-8"),
+    "whatif-explain": (("whatif", SEED, "--set", "draft=0", "--explain"), 80, "ascii"),
+    "whatif-batch": (("whatif", SEED, "--set", "batch=64"), 80, "utf-8"),
+    "whatif-sweep": (("whatif", SEED, "--sweep", "acceptance+=-0.1:0.2:0.05"), 100, "utf-8"),
+    "whatif-map": (
+        ("whatif", SEED, "--sweep", "acceptance+=-0.1:0.3:0.1", "--sweep", "verify*=0.5:1.5:0.25"),
+        80,
+        "utf-8",
+    ),
     "report": (("report", SEED, "--format", "md"), 80, "utf-8"),
     "simulate": (
         (
