@@ -23,13 +23,25 @@ from specmodel.commands.output import page
 ROOT = Path(__file__).parents[1]
 SEED = "calibrations/seed/kimi-k2.5-eagle3-8x-rtx-pro-6000.yaml"
 BATCHES = "calibrations/field/vllm_44697_mtp_pp4_pcie.yaml"
-COMMANDS = ("optimize", "predict", "fit", "validate", "diagnose", "compare", "schema")
+COMMANDS = ("optimize", "predict", "fit", "validate", "diagnose", "simulate", "compare", "schema")
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "optimize": ("optimize", SEED),
     "predict": ("predict", SEED),
     "fit": ("fit", SEED),
     "validate": ("validate", SEED),
     "diagnose": ("diagnose", SEED),
+    "simulate": (
+        "simulate",
+        SEED,
+        "--policy",
+        "plain,fixed:2",
+        "--comm",
+        "ring-ll-sys",
+        "--requests",
+        "30",
+        "--seeds",
+        "2",
+    ),
     "compare": ("compare", SEED, SEED),
     "schema": ("schema",),
 }
