@@ -171,7 +171,8 @@ def _slower_everywhere(facts: Sequence[Facts]) -> list[Finding]:
     if not drafting:
         return []
     several = f"each of the {len(drafting)} speculative rows" if len(drafting) > 1 else "the one speculative row"
-    text = f"{several} is slower than plain decoding, {'the fastest' if len(drafting) > 1 else 'it'} by {1 - best:.1%}"
+    which = "the fastest" if len(drafting) > 1 else "it"
+    text = f"{several} is slower than plain decoding, {which} by {100 * (1 - best):.1f} %"
     return [Finding(flag="slower_than_plain_everywhere", where=_at(*(f.index for f in drafting[:4])), message=text)]
 
 

@@ -200,9 +200,16 @@ def _without_plain(case: Case, balance: Balance, name: str) -> str:
     lower = stated and reach is not None and length.high < MARGIN * chain_length(reach.low, case.shape[0])
     rider = f"; the drafter stands out: {_drafter_text(case, balance, reach)}" if lower else ""
     return (
-        f"plain decoding was not measured at batch {case.batch:g}, so what a cycle costs in plain steps, and whether "
+        f"plain decoding was not measured at {_place_text(case)}, so what a cycle costs in plain steps, and whether "
         f"drafter or engine is the problem, cannot be told: {have}; measure plain decoding there (num_steps: 0){rider}"
     )
+
+
+def _place_text(case: Case) -> str:
+    """Name the batch, and the context where plain decoding was measured at another one."""
+    other = any(not f.row.speculating and f.row.batch == case.batch for f in case.facts)
+    context = f" and a context of {case.context_tokens} tokens" if other and case.context_tokens is not None else ""
+    return f"batch {case.batch:g}{context}"
 
 
 def _unmeasured(case: Case, balance: Balance, name: str) -> str:
@@ -210,8 +217,8 @@ def _unmeasured(case: Case, balance: Balance, name: str) -> str:
     have = f"and the acceptance length about {length.value:.2f}" if length.known else "and acceptance is not known"
     return (
         f"no cycle with drafts was measured at batch {case.batch:g}: one cycle of {name} is predicted to cost "
-        f"{at.low:.2f} to {at.high:.2f} plain steps, which is the acceptance length you need, {have}: whether drafter "
-        "or engine is the problem cannot be told before one is measured"
+        f"{max(at.low, 1.0):.2f} to {at.high:.2f} plain steps, which is the acceptance length you need, {have}: "
+        "whether drafter or engine is the problem cannot be told before one is measured"
     )
 
 
