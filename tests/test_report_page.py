@@ -289,6 +289,24 @@ def test_pages_are_small_and_quick(path: Path) -> None:
     assert took_ms < MOST_MS
 
 
+@pytest.mark.slow
+def test_many_batches_and_settings_still_fit_into_a_mail() -> None:
+    names = [f"setting-{i}" for i in range(6)]
+    cycles = []
+    for batch in range(1, 31):
+        for i, comm in enumerate(names):
+            for steps in (0, 2):
+                tok_s = 100.0 * batch * (1.0 - 0.01 * i) * (1.0 + 0.2 * steps)
+                length = {"acceptance_length": 2.0} if steps else {}
+                cycles.append({"num_steps": steps, "batch": batch, "comm": comm, "tok_s": tok_s, **length})
+    document = {"name": "large", "comm": {name: {} for name in names}, "measurements": {"cycles": cycles}}
+    page = sm.report(sm.fit(sm.from_dict({"schema": "specmodel.calibration/1", **document})))
+    Read(page)
+    assert len(page.encode()) < MOST_BYTES
+    assert len(document_in(page)["answer"]["optima"]) == 30
+    assert document_in(page)["rows_left_out"] == 30 * 5 * 11
+
+
 # ------------------------------------------------------------------------------------------------------ command line
 def run(*arguments: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()

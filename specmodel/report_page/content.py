@@ -25,11 +25,13 @@ from specmodel.schedule import ScheduleStep, schedule
 from specmodel.shapes import Trees, proposed_trees
 from specmodel.words import refusal
 
-__all__ = ["Acceptance", "Content", "gather"]
+__all__ = ["MOST_DRAWN", "Acceptance", "Content", "gather"]
 
 Array = NDArray[np.float64]
 _WIDTH = 88
 """Characters of a line of the launch command; the page breaks it anew where it is narrower."""
+MOST_DRAWN = 7
+"""Batches with figures of their own."""
 _DRAWS = 400
 _MOST_POSITIONS = 16
 
@@ -70,6 +72,15 @@ class Content:
     def first(self) -> Optimum:
         """The answer that the report is about first: that of the batch of the diagnosis."""
         return _first(self.model, self.optima)
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """Which answers have figures and tables of their own: all, or of many some from the first to the last."""
+        count = len(self.optima)
+        if count <= MOST_DRAWN:
+            return tuple(range(count))
+        spread = {round(i * (count - 1) / (MOST_DRAWN - 1)) for i in range(MOST_DRAWN)}
+        return tuple(sorted({*spread, self.optima.index(self.first)}))
 
 
 def gather(

@@ -17,7 +17,7 @@ from specmodel.words import absent, adaptive_lines, given, most_wanted, name_of,
 __all__ = ["acceptance", "ceiling_of", "every_number", "ledger", "measure", "rests_on"]
 
 _MOST_ROWS = 40
-_MOST_SETTINGS = 4
+_MOST_TABLES = 16
 _LINK = re.compile(r"https?://[!-~]+")
 
 
@@ -163,9 +163,10 @@ def measure(content: Content) -> Markup:
 def every_number(content: Content) -> Markup:
     """The tables: every candidate of the best settings."""
     parts: list[Child] = []
-    for o in content.optima:
+    most = max(min(_MOST_TABLES // len(content.drawn), 4), 1)
+    for o in (content.optima[i] for i in content.drawn):
         comms = dict.fromkeys([o.best.comm, *(c.comm for c in sorted(o.table, key=lambda c: -c.tok_s))])
-        shown = list(comms)[:_MOST_SETTINGS]
+        shown = list(comms)[:most]
         for comm in shown:
             rows = [c for c in o.table if c.comm == comm][:_MOST_ROWS]
             name = "" if len(comms) == 1 and comm == "default" else f", {comm}"
@@ -173,6 +174,9 @@ def every_number(content: Content) -> Markup:
         left = len(o.table) - sum(min(_MOST_ROWS, sum(c.comm == comm for c in o.table)) for comm in shown)
         if left:
             parts.append(tag("p", f"{left} more rows are in the downloaded numbers.", class_="caption"))
+    absent_batches = len(content.optima) - len(content.drawn)
+    if absent_batches:
+        parts.append(tag("p", f"{absent_batches} more batches are in the downloaded numbers.", class_="caption"))
     far = " ! marks what is extrapolated." if any(c.extrapolated for o in content.optima for c in o.table) else ""
     key = f"Filled dots were measured, hollow ones are predicted only; the dashed line is plain decoding.{far}"
     return section("numbers", "Every number", tag("p", key, class_="caption"), parts)

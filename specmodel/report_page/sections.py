@@ -196,13 +196,14 @@ def _panels(content: Content, figures: Sequence[Child]) -> list[Markup]:
             class_="panel",
             data_batch=f"{o.batch:g}",
         )
-        for o, figure in zip(content.optima, figures, strict=True)
+        for o, figure in zip((content.optima[i] for i in content.drawn), figures, strict=True)
     ]
 
 
 def by_batch(content: Content) -> Markup:
     """Throughput over the steps and the parts of a cycle, for the batch that is chosen."""
     chosen = content.first
+    drawn = [content.optima[i] for i in content.drawn]
     picker = None
     if len(content.optima) > 1:
         buttons = [
@@ -211,14 +212,14 @@ def by_batch(content: Content) -> Markup:
                 tag("input", type="radio", name="batch", value=f"{o.batch:g}", checked=o is chosen),
                 tag("span", f"{o.batch:g}"),
             )
-            for o in content.optima
+            for o in drawn
         ]
         picker = tag("fieldset", tag("legend", "Batch shown below"), buttons, class_="picker", hidden=True)
     curves = [
         fragment(throughput_figure(o, p), tag("p", _tied(o), class_="caption"))
-        for o, p in zip(content.optima, content.points, strict=True)
+        for o, p in zip(drawn, (content.points[i] for i in content.drawn), strict=True)
     ]
-    cycles = [fragment(cycle_figure(o), tag("p", _cycle_words(o), class_="caption")) for o in content.optima]
+    cycles = [fragment(cycle_figure(o), tag("p", _cycle_words(o), class_="caption")) for o in drawn]
     return fragment(
         picker,
         tag(
