@@ -168,6 +168,14 @@ def test_older_records_of_the_overlap_scheduler_have_no_time_of_their_own(tmp_pa
     assert rows[4] == pytest.approx(records[1]["iterLatencyMS"], rel=0.1)
 
 
+def test_drafts_without_end_are_damage_and_take_no_time(tmp_path):
+    records = json.loads((DATA / "trtllm_metrics.json").read_text())
+    for record in records[1:]:
+        record["specDecodingStats"] |= {"numDraftTokens": 4 * 10**8, "numRequestsWithDraftTokens": 4}
+    with pytest.raises(CalibrationError, match="contradict each other"):
+        read(tmp_path, records, "metrics.json")
+
+
 def test_trtllm_counters_before_they_were_counters(tmp_path):
     """Gauges of the same names; without a draft length they are asked for."""
     text = "trtllm_spec_decode_num_draft_tokens 3000\ntrtllm_spec_decode_num_accepted_tokens 1500\n"

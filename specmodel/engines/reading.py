@@ -46,6 +46,8 @@ CUSTOM_ALLREDUCE = (
     "the engine's custom one where the links allow it: NCCL settings matter only for messages above its limit"
 )
 PRIOR_WEIGHT = 4.0
+MOST_STEPS = 512
+"""Longest chain that a source is believed to have drafted."""
 MAX_SAMPLES = 2**20
 
 
@@ -345,6 +347,7 @@ def lengths_sd(acceptance_length: float, num_steps: int, drafts: float, scatter:
         The larger of `scatter` and the error of independent rounds, whose accepted lengths are geometric and cut at
         num_steps, times sqrt(DESIGN_EFFECT).
     """
+    num_steps = min(num_steps, MOST_STEPS)  # beyond that nothing is left to accept, and damaged numbers have no end
     drafted = min(max(acceptance_length - 1, 0.0), float(num_steps))
     low, high = 0.0, 1.0
     for _ in range(60):  # one acceptance rate a with a + a^2 + ... + a^K equal to the mean of accepted drafts

@@ -14,6 +14,7 @@ from typing import Any
 from specmodel.engines.identities import stray_steps
 from specmodel.engines.prometheus import Scrape
 from specmodel.engines.reading import (
+    MOST_STEPS,
     Given,
     Lengths,
     Reading,
@@ -190,7 +191,7 @@ def iterations(reading: Reading, documents: Iterable[Any], given: Given) -> None
             reading.dropped["not timed: prefill, or no request"] += 1
             steps.now(None)
             continue
-        if drafting and (drafting != requests or drafted % drafting):
+        if drafting and (drafting != requests or drafted % drafting or drafted > MOST_STEPS * drafting):
             reading.dropped["not timed: requests without drafts, or drafts of different lengths"] += 1
             steps.now(None)
             continue
@@ -223,7 +224,12 @@ def _pool(
     reading: Reading, pooled: dict[int, list[Lengths]], stats: Any, drafting: int, drafted: int, accepted: int
 ) -> None:
     stated = number(stats, "acceptanceLength")
-    if accepted > drafted or drafted % drafting or (stated and abs(stated - 1 - accepted / drafting) > 0.006):
+    if (
+        accepted > drafted
+        or drafted % drafting
+        or drafted > MOST_STEPS * drafting
+        or (stated and abs(stated - 1 - accepted / drafting) > 0.006)
+    ):
         reading.dropped["speculation counts that contradict each other"] += 1
         return
     lengths = pooled.setdefault(drafted // drafting, [Lengths()])[0]
