@@ -50,7 +50,7 @@ TARGETS: Mapping[str, Target] = {
     "compute": Target(meaning="arithmetic speed of the GPU", operators=_FACTOR),
     "acceptance": Target(meaning="every conditional acceptance probability", most=1.0),
     "acceptance_length": Target(meaning="length that a cycle emits, the bonus token counted", unit="tokens", least=1.0),
-    "num_steps": Target(meaning="draft steps, instead of the best number", operators=("=", "+=", "-="), most=500.0),
+    "num_steps": Target(meaning="draft steps, instead of the best number", operators=("=", "+=", "-="), most=256.0),
     "comm": Target(meaning="communication setting, by name", operators=("=",)),
     "batch": Target(meaning="running sequences", least=1.0, most=1e6),
     "context_tokens": Target(meaning="tokens of context per sequence", most=1e8),

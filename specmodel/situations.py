@@ -151,7 +151,7 @@ def moved(
             before.model.comm_index(str(change.value))
             call["comm"] = str(change.value)
         elif change.target == "num_steps":
-            steps, fixed = int(number("num_steps", change.of(float(steps)), 0.0, 500.0, whole=True)), True
+            steps, fixed = int(number("num_steps", change.of(float(steps)), 0.0, 256.0, whole=True)), True
     if fixed and all(c.num_steps != steps for c in before.optimum.table):
         call["max_steps"] = steps
     if call == before.call:

@@ -187,6 +187,8 @@ def _new_time(state: _State, change: Change, before: Array) -> Array:
     here = before[:, [state.reference]]
     if float(change.value) == 0.0:
         return np.zeros_like(before)
+    if not before.any():
+        return np.full_like(before, float(change.value))
     if np.any(here <= 0.0):
         raise UsageError(f"change {str(change)!r}: there is no {change.target} time at the setting to set it for")
     where = state.of.name(state.reference)

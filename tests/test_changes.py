@@ -83,7 +83,7 @@ HOSTILE = {
     "batch=0": "between 1 and 1,000,000",
     "batch=1e12": "between 1 and 1,000,000",
     "num_steps=2.5": "whole number",
-    "num_steps=-1": "between 0 and 500",
+    "num_steps=-1": "between 0 and 256",
     "num_steps*=2": "only, such as num_steps=2",
     "verify*=1e9": "at most 1,000,000",
 }

@@ -52,7 +52,7 @@ SITUATIONS = {
     "nothing": situation(NOTHING),
     "mixed": situation(MIXED, workload={"code": 0.4, "chat": 0.6}),
 }
-NO_CHANGE = ((), ("verify*=1", "draft*=1"), ("acceptance+=0",), ("acceptance_length*=1",), ("bandwidth*=1",))
+NO_CHANGE = ((), ("verify*=1", "draft*=1"), ("acceptance+=0", "acceptance_length*=1"), ("bandwidth*=1",))
 
 
 def find(outcome: Any, num_steps: int, comm: str, topk: int = 1) -> Any:
@@ -195,6 +195,12 @@ def test_changes_act_in_their_order() -> None:
     assert twice.verify_ms == pytest.approx(30.0)
     other = suppose(SITUATIONS["seed"], ["verify-=10", "verify*=2", "verify=20"]).kept
     assert other.verify_ms == pytest.approx(20.0)
+
+
+def test_what_was_taken_away_can_be_set_again() -> None:
+    result = suppose(SITUATIONS["seed"], ["overhead=0", "overhead=2", "draft*=0", "draft=0.5"])
+    assert (result.kept.overhead_ms, result.kept.draft_ms) == pytest.approx((2.0, 0.5))
+    assert find(result.after, 0, "default").draft_ms == 0.0
 
 
 def test_plain_decoding_changes_with_the_machine_only() -> None:

@@ -176,11 +176,8 @@ def _last(result: WhatIf, refused: str | None, several: bool) -> str:
     if refused:
         far = "; trust it with --extrapolate" if best.extrapolated else ""
         return f"What if {supposed}: no recommendation: {refused}{far}"
-    more = result.gain.speedup - 1.0
-    low, high = (100 * (x - 1.0) for x in result.gain.interval)
-    compared = (
-        f"{100 * abs(more):.1f} % {'more' if more >= 0 else 'less'} than now (90 % interval {low:.1f} to {high:.1f} %)"
-    )
+    low, high = (change(x - 1.0) for x in result.gain.interval)
+    compared = f"{change(result.gain.speedup - 1.0)} against now (90 % interval {low} to {high})"
     return (
         f"What if {supposed}: {_full_name(best, several)}, {rate(best.tok_s)} tok/s, 90 % interval "
         f"{interval(best.tok_s_interval)}; {compared}; supposed, not measured"
