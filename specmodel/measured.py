@@ -175,14 +175,23 @@ def measured_of(cal: Calibration, dep: Deployment) -> Measured:
 
 
 def default_context(cal: Calibration, batch: float) -> int | None:
-    """The context with most rows at a batch; None where none is stated."""
-    counts: dict[int, int] = {}
+    """The context with most rows at a batch, or at the nearest that states one; None where none is stated.
+
+    So that answers for neighbouring batches, measured or not, are for one context.
+    """
+    counts: dict[float, dict[int, int]] = {}
     rows = [(r.batch, r.context_tokens) for r in cal.measurements.cycles]
     rows += [(r.batch * cal.system.data_parallel, r.context_tokens) for r in cal.measurements.verify]
+    seen = False
     for at, context in rows:
-        if context is not None and abs(at - batch) < 1e-9:
-            counts[context] = counts.get(context, 0) + 1
-    return max(counts, key=lambda c: (counts[c], -c)) if counts else None
+        seen = seen or abs(at - batch) < 1e-9
+        if context is not None:
+            here = counts.setdefault(float(at), {})
+            here[context] = here.get(context, 0) + 1
+    if not counts or (seen and not any(abs(at - batch) < 1e-9 for at in counts)):
+        return None  # what was measured at this batch states no context
+    near = counts[min(counts, key=lambda at: (abs(np.log(at / batch)), at))]
+    return max(near, key=lambda c: (near[c], -c))
 
 
 def beyond_longest(measured: Measured, num_steps: float) -> tuple[str, ...]:

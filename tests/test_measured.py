@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import specmodel as sm
+from specmodel.measured import default_context
 
 cases = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("estimator_cases.py"))))
 plain, spec, fitted = cases.plain, cases.spec, cases.fitted
@@ -261,7 +262,7 @@ def test_the_default_context_is_the_one_with_most_rows() -> None:
     assert default_context(calibration, 1.0) == 1024
     assert default_context(calibration, 4.0) == 500
     assert default_context(calibration, 8.0) is None
-    assert default_context(calibration, 3.0) is None
+    assert default_context(calibration, 3.0) == 500  # that of the nearest batch
     tie = cases.calibration([plain(context_tokens=1024), plain(context_tokens=512)])
     assert default_context(tie, 1.0) == 512
     model = sm.fit(calibration)
@@ -293,3 +294,13 @@ def test_whatever_is_far_is_said_in_words() -> None:
         assert words in p.warnings
     assert not drafted.predict(0, 32).extrapolated
     assert not any("four times" in w for w in drafted.predict(0, 32).warnings)
+
+
+def test_a_batch_without_rows_is_answered_at_the_context_of_the_nearest() -> None:
+    rows = [plain(batch=b, context_tokens=c) for b, c in ((1, 4096), (1, 4096), (16, 1024), (64, 1024), (64, 8192))]
+    cal = cases.calibration(rows)
+    assert [default_context(cal, b) for b in (1, 2, 16, 32, 64, 512)] == [4096, 4096, 1024, 1024, 1024, 1024]
+    # Where the rows of a batch state none, none is put into them.
+    mixed = cases.calibration([*rows, plain(batch=32)])
+    assert default_context(mixed, 32) is None
+    assert default_context(cases.calibration([plain()]), 1) is None
