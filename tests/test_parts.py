@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specmodel.cost import cost, parameter_names, verify_terms
+from specmodel.cost import cost, draft_terms, parameter_names, verify_terms
 from specmodel.deployment import flattened
 from specmodel.errors import UsageError
 from specmodel.parts import TERMS, chain_lengths, conditional_draws, curves_of, draw_parts, draw_with_parameters
@@ -191,6 +191,24 @@ def test_verify_terms_of_random_parameters_sum_to_the_cost() -> None:
             terms = verify_terms(theta, points, model.deployment.structure)
             expected = cost(theta, points, model.deployment.structure).verify_ms
             np.testing.assert_allclose(sum(terms.values()), expected, rtol=1e-12)
+
+
+def test_terms_of_many_parameter_vectors_are_those_of_each() -> None:
+    """One call for all draws, and the terms of drafting sum to its time."""
+    random = np.random.default_rng(5)
+    for name in ("rich", "trees"):
+        model = MODELS[name]
+        request, _ = model.request(np.arange(5), 2.0, model.comm_names, cuda_graph=np.arange(5) % 2 > 0)
+        points = flattened(model.deployment.points(request.settings)[0], request.shape)
+        size, structure = len(parameter_names(model.comm_names)), model.deployment.structure
+        theta = model.posteriors[0].theta[:size] + random.normal(0.0, 0.3, (4, size))
+        verify, draft = verify_terms(theta, points, structure), draft_terms(theta, points, structure)
+        for i, one in enumerate(theta):
+            values = cost(one, points, structure)
+            np.testing.assert_allclose(sum(draft.values())[i], values.draft_ms, rtol=1e-12)
+            np.testing.assert_allclose(sum(verify.values())[i], values.verify_ms, rtol=1e-12)
+            for name_, alone in draft_terms(one, points, structure).items():
+                np.testing.assert_allclose(draft[name_][i], alone, rtol=1e-12)
 
 
 def test_padding_is_named_where_a_pass_is_padded() -> None:
