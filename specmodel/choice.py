@@ -44,5 +44,5 @@ def choose(
     `shapes` are the (num_steps, topk, num_draft_tokens) of the candidates.
     """
     least = regret[allowed].min()
-    close = [i for i in np.flatnonzero(allowed) if regret[i] <= least + REGRET_TOLERANCE]
-    return int(min(close, key=lambda i: (not measured[i], shapes[i][0], shapes[i][2], regret[i])))
+    close = [int(i) for i in np.flatnonzero(allowed) if regret[i] <= least + REGRET_TOLERANCE]
+    return min(close, key=lambda i: (not measured[i], shapes[i][0], shapes[i][2], regret[i]))

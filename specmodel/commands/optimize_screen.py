@@ -62,8 +62,9 @@ def screen(
     lacking = absent(cal)
     facts: Items = [("given", given(cal))] + ([("not given", lacking)] if lacking else [])
     blocks: list[Block] = [head, Entries(items=facts)]
+    lines: list[str] = []
     if any(refusals):
-        lines, notes = [], ["none, as nothing is recommended"] if args.engine is not None else []
+        notes = ["none, as nothing is recommended"] if args.engine is not None else []
     else:
         lines, notes = launch_lines(model, optima, steps, width, args.engine)
     if len(optima) == 1:
