@@ -69,7 +69,7 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
     tokens = scrape.total("llamacpp:tokens_predicted")
     predict_ms = 1e3 * (scrape.total("llamacpp:tokens_predicted_seconds") or 0.0)
     busy = scrape.mean("llamacpp:n_busy_slots_per_decode") or 1.0
-    if not drafts:
+    if drafts < 1:
         if tokens and predict_ms and busy < 1.05:
             note = f"{reading.source}: tokens_predicted_seconds over tokens_predicted {since}, first tokens counted too"
             spread = summarise([predict_ms / tokens], method_sd=_FIRST_TOKENS).row("cycle_ms")

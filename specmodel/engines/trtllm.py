@@ -370,6 +370,7 @@ def metrics(reading: Reading, scrape: Scrape, given: Given) -> None:
         and len(drafted) == len(accepted)
         and drafted[0] > 0
         and all(a <= d for a, d in zip(accepted, drafted, strict=True))
+        and accepted == sorted(accepted, reverse=True)
     ):
         shape = reading.shape = Shape(num_steps=max(steps or 0, len(drafted)))
         entry = {"drafts": round(drafted[0]), "accepted_per_position": [round(a) for a in accepted]}
