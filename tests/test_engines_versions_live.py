@@ -217,3 +217,24 @@ def test_vllm_bench_before_its_spec_fields_tells_plain_from_drafted_by_its_times
     plain = old | {"mean_itl_ms": 9.0, "median_itl_ms": 9.0, "mean_tpot_ms": 9.05, "median_tpot_ms": 9.0}
     calibration, _ = read(tmp_path, plain, "bench.json")
     assert calibration.measurements.cycles[0].num_steps == 0
+
+
+@pytest.mark.parametrize("drafts", ["0.3", "1e-9"])
+def test_a_part_of_a_draft_is_none(drafts, tmp_path):
+    text = (DATA / "llamacpp_metrics.prom").read_text()
+    text = re.sub(r"(?m)^(llamacpp:spec_decode_num_drafts_total\S*) .*$", rf"\1 {drafts}", text)
+    try:
+        calibration, _ = read(tmp_path, text, "x.prom")
+    except CalibrationError:
+        return
+    assert not calibration.acceptance
+
+
+def test_counts_by_position_that_rise_are_left_out(tmp_path):
+    lines = [
+        f'trtllm_spec_decode_{kind}_tokens_total{{token_position="{i}"}} {n}'
+        for i, hits in enumerate((700, 500, 700))
+        for kind, n in (("drafted", 1000), ("accepted", hits))
+    ]
+    with pytest.raises(CalibrationError):
+        read(tmp_path, "\n".join(lines) + "\n", "trt.prom")
