@@ -3,7 +3,8 @@
     python docs/tables.py             fail if a page is not what the code says
     python docs/tables.py --write     write the tables anew
 
-A table stands between ``<!-- keys: PART -->``, ``<!-- values: NAME -->``, ``<!-- formulas: derivations -->`` or ``<!-- rows: accuracy -->`` and
+A table stands between ``<!-- keys: PART -->``, ``<!-- values: NAME -->``,
+``<!-- formulas: derivations -->`` or ``<!-- rows: accuracy -->`` and
 ``<!-- end -->``. The accuracy is taken from validation.md, which `specmodel validate --page` writes.
 """
 

@@ -41,6 +41,7 @@ DIMENSIONLESS = {
     *("acceptance_length", "accepted_per_position", "drafted_per_position", "accepted_by_rank"),
     *("survival", "conditional", "speedup", "interval", "probability_best", "expected_regret"),
     *("batch_from", "batch_to", "means", "sds", "degrees", "weights", "value", "low", "high", "informed"),
+    *("stopping_gain", "workload_gain", "effort"),  # fractions of tok/s; a multiple of one table point
 }
 
 
