@@ -253,7 +253,10 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         spread = _product(jac, cov)
         residual_cov = np.outer(gv, gv) * verify_cov + np.outer(gd, gd) * draft_cov
         residual_cov[np.diag_indices_from(residual_cov)] += variance
-        factor = cholesky(_product(jac, spread.T) + residual_cov, lower=True, check_finite=False)
+        # Few parameters in this order: where numbers cannot be true, rounding decides which valley is searched.
+        few = jac.shape[1] < MANY_PARAMETERS
+        explained = spread @ jac.T if few else _product(jac, spread.T)
+        factor = cholesky(explained + residual_cov, lower=True, check_finite=False)
         alpha = cho_solve((factor, True), value - linear.value + shift, check_finite=False)
         if stalls >= STALLS or step == STEPS:
             converged = stalls >= STALLS
