@@ -461,3 +461,9 @@ def test_scales_hold_every_value(values: list[float], end: float) -> None:
     assert all(scale.low <= x <= scale.high for x in values)
     assert all(0.0 <= scale.percent(x) <= 100.0 for x in (*values, end))
     assert Scale(low=0.0, high=1.0).percent(2.0) == 100.0
+
+
+def test_the_function_writes_for_the_engine_that_is_asked_for() -> None:
+    model = sm.fit(sm.load(Path(__file__).parent.parent / "calibrations/seed/kimi-k2.5-eagle3-8x-rtx-pro-6000.yaml"))
+    assert "vllm serve" in sm.report(model, kind="md", engine=("vllm", None))
+    assert "vllm serve" not in sm.report(model, kind="md")

@@ -74,8 +74,18 @@ def report(
     UsageError
         For names that the file lacks, numbers outside their domain, or another kind.
     """
-    made = report_of(model, batch, comm, max_steps, workload, context_tokens, trees, kind=kind, extrapolate=extrapolate)
-    return made.text
+    return report_of(
+        model,
+        batch,
+        comm,
+        max_steps,
+        workload,
+        context_tokens,
+        trees,
+        kind=kind,
+        extrapolate=extrapolate,
+        engine=engine,
+    ).text
 
 
 def report_of(
