@@ -48,6 +48,7 @@ def adaptivity(
         not model.measured.batches
         or chosen.topk > 1
         or not 0 < chosen.num_steps <= known
+        or chosen.extrapolated
         or chosen.batch != 1.0
         or stops_already
     ):

@@ -116,4 +116,9 @@ def test_where_it_is_not_known_nothing_is_said() -> None:
     assert sm.optimize(fitted(losing), max_steps=3).adaptivity is None
     counted = [{**stopping[0], "accepted_per_position": [700, 450, 300]}]
     assert sm.optimize(fitted(rows, acceptance=counted), max_steps=3).adaptivity is None
+    beyond_graphs = sm.optimize(
+        fitted(rows, model={"cuda_graph_unit": "tokens", "cuda_graph_sizes": [1, 2]}), max_steps=3
+    )
+    assert beyond_graphs.best.num_steps == 3
+    assert beyond_graphs.adaptivity is None
     assert adaptive_lines(sm.optimize(fitted(blind), max_steps=3)) == []
