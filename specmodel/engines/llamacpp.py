@@ -20,7 +20,7 @@ from specmodel.engines.stream import Handler, strip_ansi
 
 __all__ = ["LlamaLog", "Request", "add_group", "agree", "group"]
 
-_TASK = re.compile(rb"\bid\s+(\d+)\s*\|\s*task\s+(-?\d+)\s*\|")
+_TASK = re.compile(rb"id\s+(\d+)\s*\|\s*task\s+(-?\d+)\s*\|")
 _EVAL = re.compile(
     rb"eval time =\s*(\d+\.\d+) ms /\s*(\d{1,9}) tokens(?: \(\s*[\d.]+ ms per token,\s*(?P<rate>\d+\.\d+) tokens per)?"
 )
@@ -183,14 +183,14 @@ class LlamaLog:
             self._busy.discard(b"/".join(found.groups()))
 
     def _evaluated(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        found = _EVAL.match(strip_ansi(text))
-        if found is None or b"perf" in prefix:
-            return
-        self._seen = True
         if prefix.rstrip().endswith(b"prompt"):
             task = _TASK.search(prefix)
             self._latest = b"/".join(task.groups()) if task else b"line %d" % line
             return
+        found = _EVAL.match(strip_ansi(text))
+        if found is None or b"perf" in prefix:
+            return
+        self._seen = True
         key = self._key(prefix)
         if (before := self._open.get(key)) is not None and before.line < line - 2:
             before.shared |= key in self._shared
@@ -353,8 +353,10 @@ class LlamaLog:
 
 def agree(tokens: int, eval_ms: float, rate: float) -> bool:
     """Whether a printed rate is that of its tokens and time, the first token counted (older builds) or not."""
-    rates = [1e3 * count / eval_ms for count in (tokens, tokens - 1)] if eval_ms > 0 else []
-    return any(abs(own - rate) <= 0.006 + 0.0005 * rate for own in rates)
+    if eval_ms <= 0:
+        return False
+    own, slack = 1e3 * tokens / eval_ms, 0.006 + 0.0005 * rate
+    return abs(own - rate) <= slack or abs(own - 1e3 / eval_ms - rate) <= slack
 
 
 def group(requests: list[Request], known: int | None, groups: dict[tuple[int, bool], list[Request]]) -> int:

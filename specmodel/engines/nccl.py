@@ -21,6 +21,7 @@ ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_T
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 MAX_DECISIONS = 64
 MAX_LINES = 2**18
+MAX_KINDS = 2**14
 
 _ROW = re.compile(
     r"(?:^|[\s>:|])(\d{1,15})\s+(\d{1,15})\s+([a-z]\w*)\s+(\w+)(?:\s+(-?\d+))?((?:\s+(?:\d\S*|N/A|nan|inf)){8,20})(?:\s.*)?$"
@@ -202,6 +203,8 @@ class NcclDebug:
     def __init__(self, source: str, given: Given) -> None:
         self.reading = Reading(source=source, kind="NCCL debug log")
         self._settings: dict[tuple[str, str], set[bytes]] = {}
+        self._said: set[bytes] = set()
+        self._set_by: dict[bytes, set[bytes]] = {}
         self._choices: dict[tuple[str, int], str] = {}
         self._channels: dict[bytes, int] = {}
         self._ranks: dict[int, set[int]] = {}
@@ -222,32 +225,45 @@ class NcclDebug:
 
     def _info(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         self._first = self._first or line
-        text = strip_ansi(text)
+        # Every rank and every call says the same: what was read once is not read again.
+        if text in self._said:
+            return
+        if complete and (processes := self._set_by.get(text)) is not None:
+            processes.add(_process(prefix))
+            return
+        plain = strip_ansi(text)
         # Plain substrings first, the most frequent line before the others: a run prints thousands of connections.
-        at = text.find(b" via ")
-        if at >= 0 and (found := _LINK.match(text, at)):
+        at = plain.find(b" via ")
+        if at >= 0 and (found := _LINK.match(plain, at)):
             words = found[1] if found[2] is None else found[1] + b"/" + found[2]
             self._links[words] = self._links.get(words, 0) + 1
-        elif b" set " in text and (found := _SET.search(text)):
-            self._set(prefix, found, complete or len(text) > found.end())
-        elif b" -> Algo " in text and (found := _CHOICE.search(text)):
-            self._choose(found)
-        elif b"NCCL version" in text and (found := _NCCL_VERSION.search(text)):
-            self._version = found[1]
-        elif b"coll channels" in text and (found := _CHANNELS.search(text)):
+            return
+        if b" set " in plain and (found := _SET.search(plain)):
+            self._set(prefix, text, found, complete or len(plain) > found.end())
+            return
+        if b"coll channels" in plain and (found := _CHANNELS.search(plain)):
             words = found[1] + b" channels of collectives"
             words += b", " + found[2] + b" of NVLS" if found[2] is not None else b""
             self._channels[words] = self._channels.get(words, 0) + 1
-        elif b"Init COMPLETE" in text and (found := _COMPLETE.search(text)):
+            return
+        if b" -> Algo " in plain and (found := _CHOICE.search(plain)):
+            self._choose(found)
+        elif b"NCCL version" in plain and (found := _NCCL_VERSION.search(plain)):
+            self._version = found[1]
+        elif b"Init COMPLETE" in plain and (found := _COMPLETE.search(plain)):
             self._ranks.setdefault(int(found[2]), set()).add(int(found[1]))
+        if len(self._said) < MAX_KINDS:
+            self._said.add(text)
 
-    def _set(self, prefix: bytes, found: re.Match[bytes], ended: bool) -> None:
+    def _set(self, prefix: bytes, text: bytes, found: re.Match[bytes], ended: bool) -> None:
         name, value = found[1].decode(), found[2].rstrip(b".,").decode("utf-8", "replace")
         if not ended or not tuning_variable(name, value):
             self.reading.dropped["variables that name no tuning, or cut off"] += 1
             return
-        process = _PROCESS.search(prefix)
-        self._settings.setdefault((name, value), set()).add(process[1] if process else b"")
+        processes = self._settings.setdefault((name, value), set())
+        processes.add(_process(prefix))
+        if len(self._set_by) < MAX_KINDS:
+            self._set_by[text] = processes
 
     def _choose(self, found: re.Match[bytes]) -> None:
         function = (found[1] or b"").decode("ascii", "replace")
@@ -288,6 +304,12 @@ class NcclDebug:
         """Return what was in force; None if no line was NCCL's."""
         reading = Reading(source=self.reading.source, kind=self.reading.kind)
         return reading if self.into(reading) else None
+
+
+def _process(prefix: bytes) -> bytes:
+    """Return host and process of a line, which tell its rank from the others."""
+    found = _PROCESS.search(prefix)
+    return found[1] if found is not None else b""
 
 
 def _word(text: bytes, names: tuple[str, ...]) -> str | None:

@@ -212,27 +212,27 @@ def _scan(body: bytes, anchors: list[tuple[bytes, Handler]], line: int, complete
             at = body.find(anchor, at + 1)
     if not hits:
         return
+    import numpy as np
+
     hits.sort(key=itemgetter(0))
-    carriages = b"\r" in body
-    size, counted, end, start = len(body), 0, -1, 0
-    for at, handler in hits:
-        if at >= end:
-            # The first hit on its line; a line ends at a line feed, or at a carriage return where there are any.
-            start = body.rfind(b"\n", 0, at) + 1
-            end = body.find(b"\n", at)
-            if end < 0:
-                end = size
-            if carriages:
-                start = max(start, body.rfind(b"\r", start, at) + 1)
-                cut = body.find(b"\r", at, end)
-                end = cut if cut >= 0 else end
-            line += body.count(b"\n", counted, at)
-            counted = at
-        before = start if at - start < MAX_PREFIX_BYTES else at - MAX_PREFIX_BYTES
+    # Where the lines of all hits begin and end, at once: one by one it would cost as much as reading them.
+    size, places = len(body), np.fromiter((at for at, _ in hits), np.int64, len(hits))
+    characters = np.frombuffer(body, np.uint8)
+    feeds = np.flatnonzero(characters == ord("\n"))
+    after = np.searchsorted(feeds, places)
+    lines = (line + after).tolist()
+    if b"\r" in body:
+        # A line ends at a carriage return too, but counts only with its line feed.
+        feeds = np.flatnonzero((characters == ord("\n")) | (characters == ord("\r")))
+        after = np.searchsorted(feeds, places)
+    bounds = np.concatenate(([-1], feeds, [size]))
+    starts = np.maximum(bounds[after] + 1, places - MAX_PREFIX_BYTES).tolist()
+    ends = bounds[after + 1].tolist()
+    for (at, handler), place, start, end in zip(hits, lines, starts, ends, strict=True):
         if end - at <= MAX_RECORD_BYTES:
-            handler(body[before:at], body[at:end], line, complete or end < size)
+            handler(body[start:at], body[at:end], place, complete or end < size)
         else:
-            handler(body[before:at], body[at : at + MAX_RECORD_BYTES], line, False)
+            handler(body[start:at], body[at : at + MAX_RECORD_BYTES], place, False)
 
 
 def json_items(source: Source, key: bytes | None = None) -> Iterator[Any]:

@@ -27,6 +27,7 @@ _PREAMBLE = re.compile(
     rb"\s*(?:(?:HTTP/[\d.]+ \d+|[A-Za-z][\w-]{0,40}: |[$#>%] |```|~~~)[^\n]*\r?\n|[ \t]*\r?\n){1,60}\s*(?=[\[{])"
 )
 _DOCKER = b'{"log":"'
+_DECODE = json.JSONDecoder().raw_decode
 _BOMS = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
@@ -101,15 +102,19 @@ def records_of(source: Source) -> Source | None:
 
 def _record(line: bytes) -> tuple[str, str] | None:
     """Return the key and the text that a record carries; None if it is no record."""
-    if not line.lstrip().startswith(b"{"):
+    text = line.decode("utf-8", "replace").strip()
+    if not text.startswith("{"):
         return None
     try:
-        record = json.loads(line)
+        record, end = _DECODE(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict):
+    if end < len(text):
         return None
-    return next(((key, record[key]) for key in _TEXT_KEYS if isinstance(record.get(key), str)), None)
+    for key in _TEXT_KEYS:
+        if isinstance(record.get(key), str):
+            return key, record[key]
+    return None
 
 
 def _texts(blocks: Iterable[bytes], ended: bool) -> Iterator[bytes]:

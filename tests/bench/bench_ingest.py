@@ -39,6 +39,7 @@ def kinds() -> dict[str, tuple[bytes, bytes]]:
     decode = b"".join(line for line in lines if b"Decode batch" in line)
     vllm = (DATA / "vllm_v1_eagle3.log").read_bytes()
     iterations = [line for line in vllm.splitlines(keepends=True) if b"Iteration(" in line]
+    llama_start, _, requests = (DATA / "llamacpp_server_new.log").read_bytes().partition(b"launch_slot_")
     trtllm = (DATA / "trtllm_iter.log").read_bytes().splitlines(keepends=True)
     return {
         "sglang, whole log over and over": (b"", sglang),
@@ -48,10 +49,13 @@ def kinds() -> dict[str, tuple[bytes, bytes]]:
         "vllm, one iteration in ten lines": (vllm, b"".join(line + 9 * VLLM_ACCESS for line in iterations)),
         "trtllm, iteration lines only": (b"", (DATA / "trtllm_iter.log").read_bytes()),
         "trtllm, one iteration in ten lines": (b"", b"".join(line + 9 * TRTLLM_OTHER for line in trtllm)),
-        "llama.cpp, requests over and over": (b"", (DATA / "llamacpp_server_new.log").read_bytes()),
+        "vllm, iteration lines only": (vllm, b"".join(iterations)),
+        "llama.cpp, requests only": (llama_start, b"launch_slot_" + requests),
         "llama.cpp, a request in a hundred": (b"", (DATA / "llamacpp_server_new.log").read_bytes() + 500 * LLAMA_OTHER),
         "NCCL debug lines over and over": (b"", (DATA / "nccl_debug_info.log").read_bytes()),
         "sglang in Docker's records": (b"", b"".join(_docker(line) for line in lines)),
+        "sglang in journald's records": (b"", b"".join(_journald(line) for line in lines)),
+        "sglang in Docker's records, escapes": (b"", b"".join(_docker(b"\x1b[0m" + line) for line in lines)),
         "sglang behind a container's prefix": (b"", b"".join(b"sglang-1  | " + line for line in lines)),
         "no engine's words": (start, ACCESS),
     }
@@ -60,6 +64,11 @@ def kinds() -> dict[str, tuple[bytes, bytes]]:
 def _docker(line: bytes) -> bytes:
     record = {"log": line.decode("utf-8", "replace"), "stream": "stderr", "time": "2026-08-19T09:14:02.123456789Z"}
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _journald(line: bytes) -> bytes:
+    record = {"__REALTIME_TIMESTAMP": "1755594842123456", "PRIORITY": "6", "_PID": "4101", "_TRANSPORT": "stdout"}
+    return json.dumps(record | {"MESSAGE": line.decode("utf-8", "replace").rstrip()}).encode() + b"\n"
 
 
 def measure(path: Path) -> tuple[float, float, float]:
