@@ -215,7 +215,7 @@ def test_acceptance_that_was_set_is_not_taken_for_measured(tmp_path, line):
     (row,) = calibration.measurements.cycles
     assert (row.num_steps, row.cycle_ms) == (3, 10.0)
     assert not calibration.acceptance
-    assert reading.dropped["synthetic acceptance"] == 1
+    assert reading.dropped["synthetic acceptance: it was set, not measured"] == 1
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ def test_vllm_synthetic_acceptance_is_not_taken_for_real(tmp_path):
     )
     calibration, (reading,) = read(tmp_path, "\n".join([config, line, *[iteration] * 4]) + "\n")
     assert not calibration.acceptance
-    assert reading.dropped["synthetic acceptance"] == 1
+    assert reading.dropped["synthetic acceptance: it was set, not measured"] == 1
     assert calibration.measurements.cycles[0].cycle_ms == 9.5
 
 

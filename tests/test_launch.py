@@ -268,6 +268,17 @@ def test_pinned_acceptance_of_each_engine_is_the_calibrated_one():
         assert not any("SIMULATE" in line or "synthetic" in line or "FORCE" in line for line in production)
 
 
+def test_llamacpp_pins_the_curve_by_position_from_the_build_that_can():
+    for steps in (1, 3, 5):
+        made = launch(plan(num_steps=steps, survival=CURVE, method="draft_model"), "llamacpp", "b10649")
+        (line,) = made.validation
+        name, rates = line.split()
+        assert name == "--spec-synth-rates"
+        assert [float(rate) for rate in rates.split(",")] == pytest.approx(CURVE[:steps], rel=1e-3)
+        assert not any("synth" in line for line in made.lines() if not line.startswith("#"))
+    assert launch(plan(survival=CURVE), "llamacpp", "b10648").validation == ()
+
+
 def test_each_range_of_a_schedule_pins_its_own_length():
     made = {e: launch(plan(num_steps=5, schedule=SCHEDULE, survival=CURVE, max_batch=32), e) for e in ENGINES}
     lengths = [1 + sum(CURVE[:5]), 1 + sum(CURVE[:3])]
@@ -285,7 +296,8 @@ def test_where_nothing_pins_acceptance_it_is_said():
     assert tree.validation == ()
     assert any("pinned for chains" in note for note in tree.notes)
     llama = launch(plan(method="draft_model", survival=CURVE), "llamacpp")
-    assert any("cannot pin acceptance" in note for note in llama.notes)
+    assert llama.validation == ()
+    assert any("pinned from b10649 on" in note for note in llama.notes)
 
 
 def test_a_curve_too_short_pins_nothing():

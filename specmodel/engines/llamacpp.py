@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specmodel.engines.identities import counts_at_positions, stray_steps
+from specmodel.engines.pinned import ANCHORS, pins_acceptance
 from specmodel.engines.reading import Given, Lengths, Reading, Shape, rounded, summarise
 from specmodel.engines.redact import gpu_name, model_name
 from specmodel.engines.stream import Handler, strip_ansi
@@ -137,7 +138,6 @@ class LlamaLog:
         self._limit: int | None = None
         self._seen = False
         self._drafter_loads = False
-        self._synthetic = False
 
     @property
     def sure(self) -> bool:
@@ -157,8 +157,6 @@ class LlamaLog:
             b"build": self._build,
             b"n_max=": self._limited,
             b"print_info: n_": self._size,
-            b"synthetic speculative acceptance": self._pinned,
-            b"synthetic acceptance: n_max": self._pinned,
             b"loading model '": self._loading,
             b"loading draft model '": self._loading,
             b"speculative implementation '": self._implementation,
@@ -166,6 +164,7 @@ class LlamaLog:
             b"n_predict": self._printed,
             b"n_accept": self._printed,
             b"decoded ": self._printed,
+            **dict.fromkeys(ANCHORS["llamacpp"], self._pinned),
         }
 
     def _key(self, prefix: bytes) -> bytes:
@@ -248,7 +247,11 @@ class LlamaLog:
             self.reading.model[_SIZES[found[1]]] = int(found[2])
 
     def _pinned(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        self._synthetic = True
+        variable = text.startswith(b"SPEC_SYNTH_") and not pins_acceptance(strip_ansi(text))
+        if self.reading.pinned is None and not variable:
+            self.reading.pinned = True
+            words = "acceptance is set by --spec-synth-len or --spec-synth-rates"
+            self.reading.saw("other", words, f"line {line}")
         if found := _PINNED_LIMIT.match(strip_ansi(text)):
             self._limit = int(found[1])
 
@@ -275,9 +278,10 @@ class LlamaLog:
     def finish(self) -> Reading | None:
         """Return what was printed; None if it is nothing of llama.cpp."""
         reading = self.reading
-        if not self._seen and not (self._decoded and self._simple):
+        if not self._seen and not reading.pinned and not (self._decoded and self._simple):
             return None
         reading.system["engine"] = "llama.cpp"
+        reading.pinned = bool(reading.pinned)
         if self._decoded is not None and {b"draft", b"predict", b"drafted", b"accept"} <= self._simple.keys():
             self._speculative_simple(*self._decoded)
         self._server()
@@ -326,10 +330,6 @@ class LlamaLog:
             reading.shape = Shape(num_steps=known)
         for (steps, _), members in sorted(groups.items()):
             add_group(reading, steps, members)
-        if self._synthetic and reading.acceptance:
-            # Set by --spec-synth-len or --spec-synth-rates: the times are those of a cycle, the acceptance is made up.
-            reading.dropped["synthetic acceptance"] += len(reading.acceptance)
-            reading.acceptance.clear()
         self._draft_times(known)
 
     def _draft_times(self, steps: int | None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specmodel.calibration import SCHEMA
+from specmodel.engines.pinned import without_pinned
 from specmodel.engines.reading import Given, Reading, Shape, rounded
 from specmodel.engines.redact import sweep
 from specmodel.errors import CalibrationError, Fault
@@ -42,6 +43,7 @@ def calibration_of(readings: Sequence[Reading], given: Given, name: str) -> dict
     CalibrationError
         Sources contradict each other, or nothing is left to write.
     """
+    without_pinned(readings)
     system, model = _agreed(readings, "system"), _agreed(readings, "model")
     if given.gpu is not None:
         system["gpu"] = given.gpu

@@ -98,6 +98,8 @@ class Reading:
         Rows of ``cycles`` and ``acceptance`` whose draft shape the source does not state; ``table`` names which.
     settings_known : bool
         Whether `env` and `flags` are all there is: the source would have shown more.
+    pinned : bool or None
+        Whether acceptance was set for benchmarking; None where the source would not tell.
     used, dropped : Counter
         Records by what they were, and by why they were left out.
     questions : list of str
@@ -111,6 +113,7 @@ class Reading:
     env: dict[str, str] = field(default_factory=dict)
     flags: list[str] = field(default_factory=list)
     settings_known: bool = False
+    pinned: bool | None = None
     date: str | None = None
     shape: Shape | None = None
     verify: list[dict[str, Any]] = field(default_factory=list)

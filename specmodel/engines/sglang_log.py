@@ -13,6 +13,7 @@ from typing import Any
 
 from specmodel.engines import sglang_args
 from specmodel.engines.graphs import GIB, Captures
+from specmodel.engines.pinned import ANCHORS, pins_acceptance
 from specmodel.engines.reading import Given, Lengths, Reading, Samples, Shape, Summary, pooled_sd, summarise
 from specmodel.engines.sglang_args import DEFAULT_LOG_INTERVAL, ServerArgs
 from specmodel.engines.sglang_lines import HALF_CENT, Layout, definitions, fitting_tokens, layout_of
@@ -103,6 +104,7 @@ class SglangLog:
             b"daptive": self._adaptive,
             b"sglang is using nccl==": self._nccl,
             b"available_gpu_mem=": self._memory,
+            **dict.fromkeys(ANCHORS["sglang"], self._pinned),
         }
 
     def _rank(self, prefix: bytes) -> bytes:
@@ -263,6 +265,11 @@ class SglangLog:
             self.captures.left_bytes = float(found[1]) * GIB
             self.captures.lines = [self.captures.lines[0] or line, line]
 
+    def _pinned(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if not self.reading.pinned and pins_acceptance(strip_ansi(text)):
+            self.reading.pinned = True
+            self.reading.saw("other", "acceptance is set by SGLANG_SIMULATE_ACC_LEN", f"line {line}")
+
     def _rate_is_defined(self) -> bool:
         """Whether accept rate follows from accept len: not while steps change, and not for block or n-gram drafts."""
         method = dict(self.args.model).get("method") if self.args is not None else None
@@ -277,6 +284,7 @@ class SglangLog:
             return None
         if self._mixed:
             return reading
+        reading.pinned = bool(reading.pinned)
         if self.args is not None:
             self.args.into(reading)
         reading.system.setdefault("engine", "sglang")

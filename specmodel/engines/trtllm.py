@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from specmodel.engines.identities import stray_steps
+from specmodel.engines.pinned import ANCHORS, pins_acceptance
 from specmodel.engines.prometheus import Scrape
 from specmodel.engines.reading import (
     MOST_STEPS,
@@ -123,7 +124,13 @@ class TrtllmLog:
 
     def handlers(self) -> dict[bytes, Handler]:
         """Return what to call for each anchor."""
-        return {b"iter = ": self._line}
+        return {b"iter = ": self._line, **dict.fromkeys(ANCHORS["trtllm"], self._pinned)}
+
+    def _pinned(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if not self.reading.pinned and pins_acceptance(strip_ansi(text)):
+            self.reading.pinned = self._seen = True
+            name = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+            self.reading.saw("other", f"acceptance is set by {name}", f"line {line}")
 
     def _line(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         text = strip_ansi(text)
@@ -156,6 +163,7 @@ class TrtllmLog:
         if not self._seen:
             return None
         self.reading.system["engine"] = "tensorrt-llm"
+        self.reading.pinned = bool(self.reading.pinned)
         if self._steps:
             # Every rank prints the same iterations, where more than rank 0 prints at all.
             first = min(self._steps)

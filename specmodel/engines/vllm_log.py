@@ -177,9 +177,6 @@ class VllmLog:
         self._seen = True
         self._date(prefix)
         dropped = self.reading.dropped
-        if self.args.synthetic:
-            dropped["synthetic acceptance"] += 1
-            return
         parsed = self._parsed.get(text)
         if parsed is None:
             if len(self._parsed) >= MAX_KINDS:
@@ -293,6 +290,7 @@ class VllmLog:
             return None
         args = self.args
         args.into(reading)
+        reading.pinned = args.synthetic
         known = sorted({*self._counts, *(k for k, _ in self._iterations if k)})
         if args.num_steps is None:
             shape = self.given.shape

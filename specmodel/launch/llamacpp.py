@@ -7,6 +7,7 @@ from specmodel.launch.plan import (
     Plan,
     cap_note,
     capture_sizes,
+    expected_length,
     join,
     model_word,
     no_schedule,
@@ -24,11 +25,14 @@ TYPES = {
 }
 RENAMED = 9150
 """Build of about 13 May 2026, in which llama.cpp removed --draft-max."""
+PINNED = 10649
+"""Build of 27 August 2026, the first that can set acceptance for benchmarking."""
 
 
 def write(plan: Plan, version: tuple[int, ...]) -> Parts:
     """Write the command, files, notes and validation lines of llama.cpp."""
     notes: list[str] = []
+    validation: list[str] = []
     steps = plan.num_steps
     if plan.topk > 1:
         return Parts(notes=["llama-server verifies chains only: decide again without --trees"])
@@ -56,8 +60,12 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
     if steps:
         largest = capture_sizes(plan)[-1]
         notes.append(f"graphs are made as batches come: the largest has {largest} * {steps + 1} tokens")
-        notes.append("llama.cpp cannot pin acceptance: compare with what you measure, `specmodel validate`")
-    return Parts(command=join(words), notes=notes)
+        if version[0] < PINNED:
+            notes.append(f"acceptance can be pinned from b{PINNED} on (27 August 2026), by --spec-synth-rates")
+        elif expected_length(plan, steps) is not None:
+            # Unconditional, by position, one for each of the drafts.
+            validation = ["--spec-synth-rates " + ",".join(f"{rate:.4g}" for rate in plan.survival[:steps])]
+    return Parts(command=join(words), notes=notes, validation=validation)
 
 
 def _file(name: str | None, default: str) -> str:
