@@ -8,6 +8,7 @@ when it runs.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -136,6 +137,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is still buffered has no reader: let it go nowhere when the interpreter flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"specmodel: error: standard output cannot be written: {error.strerror}\n")
+        return NOT_GOOD_ENOUGH
     return code
 
 

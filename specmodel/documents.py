@@ -169,12 +169,17 @@ def _compact(value: Any) -> str:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a UTF-8 file whole or not at all: to a new file beside it, which then takes its place.
 
+    What is there and is no file, such as a device or a pipe, is written to as it is: nothing may take its place.
+
     Raises
     ------
     OSError
         The directory cannot be written; a file that was there is untouched.
     """
     target = Path(os.path.realpath(path))  # a link stays one
+    if os.path.exists(path) and not os.path.isfile(path):
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        return
     partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         partial.write_text(text, encoding="utf-8", newline="\n")

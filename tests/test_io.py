@@ -272,6 +272,16 @@ def test_a_written_file_has_usual_permissions_and_a_link_stays_one(tmp_path: Pat
     assert stat.S_IMODE((tmp_path / "a.yaml").stat().st_mode) == 0o644
 
 
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    documents.write_text(pipe, "é\n")
+    assert os.read(reader, 99) == "é\n".encode()
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 def test_write_text_is_whole(tmp_path: Path) -> None:
     documents.write_text(tmp_path / "a", "é\n")
     assert (tmp_path / "a").read_bytes() == "é\n".encode()

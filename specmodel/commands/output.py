@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from specmodel.streams import write as write
+
 if TYPE_CHECKING:
     from specmodel.calibration import Calibration
     from specmodel.model import FittedModel
@@ -62,27 +64,6 @@ def one_thread() -> None:
 def write_json(document: Mapping[str, Any]) -> None:
     """Write one JSON object: numbers unrounded, what is not finite as null."""
     write(json.dumps(_finite(document), allow_nan=False, indent=2) + "\n")
-
-
-def write(text: str) -> None:
-    """Write to standard output, to its end.
-
-    Raises
-    ------
-    SpecModelError
-        It cannot be written, such as to a full disk. A reader that has gone is a `BrokenPipeError`.
-    """
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        from specmodel.errors import SpecModelError
-
-        # What is still buffered cannot be written at exit either: let it go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SpecModelError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _finite(value: Any) -> Any:

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     UsageError
         Options that do not go together, or a source named twice.
     """
-    from specmodel import io
+    from specmodel import io, streams
     from specmodel.engines.ingest import ingest
     from specmodel.errors import UsageError
 
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, "quiet", False):
             sys.stderr.write(f"wrote {args.output}; next: specmodel optimize {args.output}\n")
     else:
-        sys.stdout.write(io.dumps(calibration, "json" if args.json else "yaml"))
+        streams.write(io.dumps(calibration, "json" if args.json else "yaml"))
     return 0
 
 

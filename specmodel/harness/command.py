@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specmodel import streams
 from specmodel.errors import SpecModelError, UsageError
 from specmodel.harness.options import add_arguments, output_of, request_of
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(request, dry_run=args.dry_run, allow_busy=args.allow_busy)
     text = describe(plan)
     if args.dry_run:
-        sys.stdout.write(text + "\n")
+        streams.write(text + "\n")
         return 0
     if output is None:
         raise UsageError("give -o FILE: the calibration to write")
@@ -166,14 +167,17 @@ def _measure(plan: Plan, output: Path, *, resume: bool, keep_noisy: bool) -> int
     calibration = calibration_of(
         content, name=output.stem, samples_name=samples_path.name, samples_sha256=digest, keep_noisy=keep_noisy
     )
-    io.dump(calibration, output)
+    try:
+        io.dump(calibration, output)
+    except OSError as error:
+        raise SpecModelError(f"{output} cannot be written: {error.strerror or error}") from error
     shutil.rmtree(folder)
     counts = dispositions(content)
-    sys.stdout.write(f"{output}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}\n")
+    streams.write(f"{output}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}\n")
     errors = sorted(abs(error) for _, error in addition_errors(content))
     if errors:
         middle, far = errors[len(errors) // 2], errors[min(len(errors) - 1, int(0.95 * len(errors)))]
-        sys.stdout.write(
+        streams.write(
             f"{len(errors)} measured cycles against the sum of their parts: median error {100 * middle:.2f} %, "
             f"95th percentile {100 * far:.2f} %\n"
         )

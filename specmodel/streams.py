@@ -1,0 +1,29 @@
+"""Standard output, for every room that answers on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from specmodel.errors import SpecModelError
+
+__all__ = ["write"]
+
+
+def write(text: str) -> None:
+    """Write to standard output, to its end.
+
+    Raises
+    ------
+    SpecModelError
+        It cannot be written, such as to a full disk. A reader that has gone is a `BrokenPipeError`.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still buffered cannot be written at exit either: let it go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SpecModelError(f"standard output cannot be written: {error.strerror}") from error
