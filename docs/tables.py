@@ -18,6 +18,7 @@ from typing import Any
 
 from specmodel import json_schema
 from specmodel.acceptance import AcceptancePrior
+from specmodel.fields import LEAST_NUMBER
 from specmodel.fit import CostPrior
 from specmodel.residual import Residuals
 from specmodel.speeds import Noise
@@ -228,7 +229,7 @@ def number(key: dict[str, Any]) -> str:
     kind = "a whole number" if key["type"] == "integer" else "a number"
     low, above, high = key.get("minimum"), key.get("exclusiveMinimum"), key.get("maximum")
     if above is not None:
-        return f"{kind} above {above:g}"
+        return f"{kind} above {0 if above == LEAST_NUMBER else above:g}"
     if low == 0 and high == 1:
         return f"{kind} from 0 to 1"
     return kind if low is None or low < 0 else f"{kind} from {low:g}"

@@ -308,7 +308,7 @@ def _two_accounts(cal: Calibration) -> list[Finding]:
             name = shape_text(*shape_of(row))
             text = f"{name}: the row states an acceptance length of {length:g}, the list gives {here:.3g}"
             other = 1.0 + (sum(stated) if entry.conditional is not None else conditional_sum)
-            if abs(length / (here - 1.0) - 1.0) < 0.02:
+            if abs(length - sum(survival)) < 0.02 * sum(survival):
                 text += "; it is the sum of the list: the bonus token of each cycle is not counted in it"
             elif entry.form in ("survival", "conditional") and abs(length / other - 1.0) < 0.02:
                 real = "conditional" if entry.form == "survival" else "survival"

@@ -260,6 +260,8 @@ def _chosen(
 
 def harmonic(values: Sequence[tuple[float, float | None]]) -> float | None:
     """Harmonic mean by shares of tokens; None where a value is missing, or there is none."""
-    if not values or any(value is None for _, value in values):
+    known = [(share, value) for share, value in values if value is not None]
+    if not known or len(known) < len(values):
         return None
-    return 1.0 / sum(share / (value or 1.0) for share, value in values)
+    least = min(value for _, value in known)  # in units of it nothing overflows
+    return least / sum(share * (least / value) for share, value in known)

@@ -15,6 +15,9 @@ from annotated_types import Ge, Gt, Le, Len
 
 # Largest whole number that a file may state: beyond any count or size in bytes, and exact as a double.
 MAX_INTEGER = 10**15
+# What times, speeds and other numbers lie between: beyond any measurement, and near enough that quotients and powers
+# of them are numbers.
+LEAST_NUMBER, MOST_NUMBER = 1e-15, 1e15
 
 
 class _Strict:
@@ -71,10 +74,10 @@ Maybe = Annotated[_T | None, _NotNull()]
 Count = Annotated[int, _Strict(), Ge(1), Le(MAX_INTEGER)]
 NonNegativeInt = Annotated[int, _Strict(), Ge(0), Le(MAX_INTEGER)]
 Number = Annotated[float, _Strict()]
-Positive = Annotated[Number, Gt(0)]
-NonNegative = Annotated[Number, Ge(0)]
+Positive = Annotated[Number, Gt(LEAST_NUMBER), Le(MOST_NUMBER)]
+NonNegative = Annotated[Number, Ge(0), Le(MOST_NUMBER)]
 Probability = Annotated[Number, Ge(0), Le(1)]
-AtLeastOne = Annotated[Number, Ge(1)]
+AtLeastOne = Annotated[Number, Ge(1), Le(MOST_NUMBER)]
 Flag = Annotated[bool, _Strict()]
 Range = tuple[Positive, Positive]
 Text = Annotated[str, _ONE_LINE]

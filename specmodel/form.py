@@ -26,6 +26,7 @@ from specmodel.calibration import (
     VerifyRow,
 )
 from specmodel.errors import MAX_FAULTS_WORDED, CalibrationError, Fault, FormError, key_path, shown
+from specmodel.fields import LEAST_NUMBER, MOST_NUMBER
 from specmodel.schema import SECTIONS
 
 if TYPE_CHECKING:
@@ -246,7 +247,12 @@ def _expectation(kind: str, key: Any, value: Any, context: dict[str, Any], keys:
         sign, name = {"greater_than": (">", "gt"), "greater_than_equal": (">=", "ge"), "less_than_equal": ("<=", "le")}[
             kind
         ]
-        return f"{sign} {context[name]:g}", _OUT_OF_RANGE.get(word, "correct it, or delete the row")
+        limit = context[name]
+        if limit == MOST_NUMBER:
+            return f"{sign} {limit:g}", "correct it, or delete the row"
+        if limit == LEAST_NUMBER and value <= 0.0:
+            limit = 0
+        return f"{sign} {limit:g}", _OUT_OF_RANGE.get(word, "correct it, or delete the row")
     if kind == "int_type":
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             return "a whole number", f"write {int(value)}, without the decimal point"

@@ -195,6 +195,8 @@ def split(means: Array, logs: Array, cycle: Array) -> Array:
         open_, here, missing, total = open_[off], here[:, off], missing[off], total[off]
         slope = by[:, open_]
         parts[:, open_] = here * np.exp(np.clip(missing * total / (here * slope).sum(axis=0), -20.0, 20.0) * slope)
+    # A part that is there keeps a share: a draw far from the mean must not make it nothing, which has no logarithm.
+    parts = np.maximum(parts, 1e-12 * parts.sum(axis=0) * (by > 0.0))
     return np.asarray((parts * (wanted / parts.sum(axis=0))).reshape(logs.shape))
 
 

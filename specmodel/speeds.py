@@ -41,12 +41,13 @@ def spread(
     if bounds is not None:
         low, high = bounds
         # Read as a 90 % range of what was seen.
-        return float(np.sqrt(low * high)), max(float(np.log(high / low)) / 3.29, default)
+        return float(np.sqrt(low) * np.sqrt(high)), max(float(np.log(high) - np.log(low)) / 3.29, default)
     if value is None:
         return None
     if sd is None:
         return value, default
-    return value, max(sd / value / np.sqrt(samples or 1), floor)
+    # Beyond a factor of e^20 either way a wider one says no less, and its exponential would have no number.
+    return value, min(max(sd / value / np.sqrt(samples or 1), floor), 20.0)
 
 
 def stated_speed(row: CycleRow, noise: Noise) -> tuple[str, float, float] | None:

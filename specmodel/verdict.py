@@ -98,7 +98,7 @@ def _of_draws(draws: Array) -> Quantity:
 
 
 def _around(value: float, sd: float) -> Quantity:
-    factor = float(np.exp(NORMAL_90 * sd))
+    factor = float(np.exp(min(NORMAL_90 * sd, 20.0)))  # a wider one says no less
     return Quantity(value=value, low=value / factor, high=value * factor)
 
 

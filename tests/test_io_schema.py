@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from specmodel import io
+from specmodel.fields import LEAST_NUMBER, MOST_NUMBER
 
 COMMITTED = Path(__file__).resolve().parents[1] / "docs" / "schema" / "calibration-1.json"
 
@@ -42,7 +43,8 @@ def test_every_key_is_described_and_closed(schema: dict[str, Any]) -> None:
 def test_choices_and_ranges_are_for_the_editor(schema: dict[str, Any]) -> None:
     row = schema["$defs"]["CycleRow"]["properties"]
     assert row["graph_scope"]["enum"] == ["step", "cycle"]
-    assert row["tok_s"]["exclusiveMinimum"] == 0
+    assert row["tok_s"]["exclusiveMinimum"] == LEAST_NUMBER
+    assert row["tok_s"]["maximum"] == MOST_NUMBER
     assert row["batch"]["minimum"] == 1
     assert schema["properties"]["schema"]["const"] == "specmodel.calibration/1"
     assert schema["properties"]["name"]["pattern"]

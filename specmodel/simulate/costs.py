@@ -138,7 +138,7 @@ def cost_table(
             for x, y in zip(there, beside, strict=True)
         ]
         verify, rest = (
-            x * np.exp(between(f, np.log(measured), np.log(contexts), 2))
+            x * np.exp(between(f, np.log1p(measured), np.log1p(contexts), 2))
             for x, f in zip((verify, rest), own, strict=True)
         )
     idle = np.zeros((longest + 1, 1, len(contexts)))

@@ -218,7 +218,7 @@ def _lengths(
     else:
         stated = {n: model.calibration.workloads.get(n) for n in names}
         counts = [w.output_tokens if w is not None and w.output_tokens else None for w in stated.values()]
-        output = tuple(Lengths(kind="fixed", first=float(round(max(c or DEFAULT_OUTPUT, 1)))) for c in counts)
+        output = tuple(lengths_of("output_tokens", round(max(c or DEFAULT_OUTPUT, 1))) for c in counts)
         if None in counts:
             said.append(f"outputs of {DEFAULT_OUTPUT} tokens: neither the call nor the file states any")
     if scenario.prompt_tokens is not None:
