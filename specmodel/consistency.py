@@ -79,7 +79,10 @@ def _too_fast(facts: Sequence[Facts]) -> list[Finding]:
     out, places = [], plain_by_place(facts)
     for f in facts:
         plain = fastest_plain(places, f)
-        if not f.row.num_steps or f.tok_s is None or plain is None:
+        if not f.row.num_steps or plain is None:
+            continue
+        if f.tok_s is None:
+            out += _too_short(f, plain)
             continue
         speedup = f.tok_s[0] / plain[1]
         most = f.row.num_steps + 1
@@ -89,14 +92,27 @@ def _too_fast(facts: Sequence[Facts]) -> list[Finding]:
                 f"{name}: {speedup:.2f} times plain decoding with an acceptance length of {f.length:g}: a cycle would "
                 "be shorter than a plain step; the plain rate was measured under other conditions, or one is wrong"
             )
-            out.append(Finding(flag="speedup_exceeds_acceptance_length", where=_at(f.index), message=text))
+            flag = "speedup_exceeds_acceptance_length"
+            out.append(Finding(flag=flag, where=_at(f.index), message=text, impossible=True))
         elif f.length is None and speedup > NOISE * most:
             text = (
                 f"{name}: {speedup:.2f} times plain decoding, and {shape_text(*f.shape)} cannot emit more than "
                 f"{most} tokens a cycle; the plain rate was measured under other conditions, or one is wrong"
             )
-            out.append(Finding(flag="", where=_at(f.index), message=text))
+            out.append(Finding(flag="", where=_at(f.index), message=text, impossible=True))
     return out
+
+
+def _too_short(f: Facts, plain: tuple[float, float]) -> list[Finding]:
+    """A cycle time, without an acceptance length, below that of a plain step: no acceptance makes it possible."""
+    step_ms = 1000.0 * f.row.batch / plain[1]
+    if f.cycle_ms is None or step_ms <= NOISE * f.cycle_ms[1]:
+        return []
+    text = (
+        f"{shape_text(*f.shape)} at {_place_text(f.row)}: a cycle of {f.cycle_ms[1]:.4g} ms would be shorter than a "
+        f"plain step of {step_ms:.4g} ms; the plain rate was measured under other conditions, or one is wrong"
+    )
+    return [Finding(flag="", where=_at(f.index), message=text, impossible=True)]
 
 
 def _too_long(cal: Calibration, facts: Sequence[Facts]) -> list[Finding]:
@@ -113,10 +129,10 @@ def _too_long(cal: Calibration, facts: Sequence[Facts]) -> list[Finding]:
         if length > row.num_steps + 1 + 1e-9:
             name = shape_text(*f.shape)
             text = f"an acceptance length of {length:g} with {name} is above {row.num_steps + 1}; {advice}"
-            out.append(Finding(flag=flag, where=_at(f.index), message=text))
+            out.append(Finding(flag=flag, where=_at(f.index), message=text, impossible=True))
         elif length > row.verify_tokens + 1e-9:
             text = f"an acceptance length of {length:g}, but only {row.verify_tokens} tokens are verified; {advice}"
-            out.append(Finding(flag="", where=_at(f.index), message=text))
+            out.append(Finding(flag="", where=_at(f.index), message=text, impossible=True))
     told = {(f.row.workload, *f.shape) for f in facts if f.length and f.length > f.row.num_steps + 1}
     for i, entry in enumerate(cal.acceptance):
         length = entry.acceptance_length

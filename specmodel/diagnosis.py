@@ -30,6 +30,8 @@ class Finding:
     where: str
     """The rows it is about, as key paths: ``measurements.cycles[3]``."""
     message: str
+    impossible: bool = False
+    """Whether the numbers of the row cannot all be right, so that no verdict rests on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

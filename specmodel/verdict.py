@@ -76,12 +76,16 @@ def balance_of(case: Case) -> Balance:
     quotient = case.measured_speedup
     if quotient is not None:
         sd = _speed_sd(case)
-        length_sd = float(np.std(np.log(length_draws)))
+        length_sd = _length_sd(case, float(np.std(np.log(length_draws))))
         speedup = _around(quotient, sd)
         emitted = harmonic([(share, f.length) for share, f in rows])
         if emitted is not None:
             length = _around(emitted, length_sd)
             cycle = _around(emitted / quotient, float(np.hypot(sd, length_sd)))
+    elif case.fact is not None and case.fact.cycle_ms is not None and case.plain_of(case.fact) is not None:
+        # A cycle time without an acceptance length: what it costs is known, what it brings is not.
+        plain_ms = 1000.0 * case.batch / (case.plain_of(case.fact) or 1.0)
+        cycle = _around(sum(case.fact.cycle_ms) / 2.0 / plain_ms, _speed_sd(case))
     return Balance(
         cycle=cycle,
         length=Quantity(value=length.value, low=max(length.low, 1.0), high=length.high),
@@ -114,6 +118,15 @@ def _speed_sd(case: Case) -> float:
     ]
     out += min(plain, default=noise.cycle) ** 2
     return float(np.sqrt(out * max(model.posteriors[0].noise_scale, 1.0)))
+
+
+def _length_sd(case: Case, posterior_sd: float) -> float:
+    """Of the acceptance length: where drafting may stop early the curve does not say it, and what is stated does."""
+    rows = [f.row for _, f in case.rows]
+    if any(row.acceptance_length is None or row.mean_draft_tokens is None for row in rows):
+        return posterior_sd
+    own = max(Noise().length * (1.0 - 1.0 / (row.acceptance_length or 1.0)) for row in rows)
+    return min(posterior_sd, float(own * np.sqrt(max(case.model.posteriors[0].noise_scale, 1.0))))
 
 
 def _experts(case: Case) -> Array:
@@ -158,11 +171,7 @@ def verdict_of(case: Case, balance: Balance, findings: Sequence[Finding]) -> tup
 
 def _impossible(case: Case, findings: Sequence[Finding]) -> str | None:
     """The finding that makes the numbers of the diagnosed rows impossible."""
-    bad = [
-        f
-        for f in findings
-        if f.flag in ("speedup_exceeds_acceptance_length", "acceptance_length_exceeds_steps_plus_one")
-    ]
+    bad = [f for f in findings if f.impossible]
     rows = [f.index for _, f in case.rows] or [f.index for f in case.facts]
     for finding in bad:
         if any(f"cycles[{i}]" in finding.where for i in rows if case.facts[i].row.batch == case.batch):
@@ -224,6 +233,8 @@ def _unmeasured(case: Case, balance: Balance, name: str) -> str:
 
 def _without_length(case: Case, balance: Balance, name: str) -> tuple[str, Culprit]:
     """Speeds alone: their ratio is known, what it is made of is not, unless one end decides."""
+    if case.fact is not None and case.fact.tok_s is None:
+        return _cycle_alone(case, balance, name)
     speedup, gain = balance.speedup, _gain_text(balance.speedup)
     low, high = max(1.0 / speedup.value, 1.0), (case.shape[0] + 1.0) / speedup.value
     if speedup.low > 1.0:
@@ -237,6 +248,22 @@ def _without_length(case: Case, balance: Balance, name: str) -> tuple[str, Culpr
         return f"{start}, and have none stated: the engine is the problem, {gain}", "engine"
     text = f"{start}, and none is stated: {gain}, and whether the drafter or the engine is the problem cannot be told"
     return f"{text}; state the acceptance length", "unknown"
+
+
+def _cycle_alone(case: Case, balance: Balance, name: str) -> tuple[str, Culprit]:
+    """A cycle time alone: what must be accepted is known, what is accepted is not."""
+    at, most = balance.cycle, min(case.shape[0] + 1, case.shape[2])
+    head = (
+        f"one cycle of {name} costs {at.value:.2f} plain steps ({at.low:.2f} to {at.high:.2f}), you need an "
+        f"acceptance length above {at.value:.2f}"
+    )
+    if at.low > most:
+        return f"{head}, and a cycle cannot emit more than {most} tokens: the engine is the problem", "engine"
+    if at.low > _usual(case, balance, STEP_COST.high):
+        engine = _engine_text(case, balance, case.chosen, at.value)
+        return f"{head}, and have none stated: the engine is the problem: {engine}", "engine"
+    text = "and none is stated: whether the drafter or the engine is the problem cannot be told"
+    return f"{head}, {text}; state the acceptance length", "unknown"
 
 
 def _usual(case: Case, balance: Balance, per_step: float, point: int | None = None) -> float:

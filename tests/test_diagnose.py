@@ -20,6 +20,7 @@ SEED = ROOT / "calibrations" / "seed" / "kimi-k2.5-eagle3-8x-rtx-pro-6000.yaml"
 FIELD = ROOT / "calibrations" / "field"
 REPORTS = Path(__file__).parent / "data" / "reports"
 CASES = runpy.run_path(str(Path(__file__).with_name("known_answers.py")))
+VERDICTS = runpy.run_path(str(Path(__file__).with_name("verdict_answers.py")))["VERDICTS"]
 HEAD = "schema: specmodel.calibration/1\nname: made\n"
 EAGLE = HEAD + "system: {tensor_parallel: 1}\nmodel: {method: eagle3}\n"
 
@@ -379,3 +380,16 @@ def test_acceptance_a_draft_inverts_the_length():
 def test_texts_have_no_trailing_noise(seed):
     for x in sm.diagnose(seed).levers:
         assert not re.search(r"nan|inf|  |;$|,$", x.evidence + x.decided_by), x
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_verdicts_worked_out_by_hand(name):
+    body, flags, culprit, said = VERDICTS[name]
+    found = made(HEAD + body)
+    well_formed(found)
+    assert found.flags == flags
+    assert found.culprit == culprit
+    assert said in found.verdict
+    # A range never runs backwards.
+    for low, high in re.findall(r"costs ([0-9.]+) to ([0-9.]+) plain steps", found.verdict):
+        assert float(low) <= float(high)
