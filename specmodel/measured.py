@@ -214,8 +214,8 @@ def extrapolation(
     """Which points lie so far out that no recommendation may rest on them, and warnings in words.
 
     Far: num_steps above twice the largest measured, batch more than four times from the nearest measured (with
-    speculation, where speculation is asked for), or more tokens than the largest captured graph. Between the measured
-    range and that there is a warning only.
+    speculation, where speculation is asked for), or a pass of more tokens than the largest captured graph that was not
+    measured itself. Between the measured range and that there is a warning only.
     """
     warnings: list[str] = []
     largest = measured.largest_steps
@@ -246,7 +246,12 @@ def extrapolation(
         warnings.append("no draft tree was measured: what second choices bring, and what a tree costs, are guesses")
     sequences = np.maximum(batch / dep.data_parallel, 1.0)
     limit = dep.graph_limit_tokens(verify_tokens)
-    over = sequences * verify_tokens > limit + 1e-9
+    tokens = sequences * verify_tokens
+    over = tokens > limit + 1e-9
+    if np.any(over):
+        # What a pass costs without a graph is a guess, unless that pass was measured.
+        for size, rows in {(t, b) for t, b, _ in measured.verify}:
+            over = over & ~((np.abs(tokens - size) < 1e-9) & (np.abs(sequences - rows) < 1e-9))
     if np.any(over):
         far = far | over
         warnings.append("the verify pass is larger than the largest captured CUDA graph")

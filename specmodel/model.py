@@ -200,7 +200,7 @@ class FittedModel:
             self.measured,
             self.deployment,
             request.num_steps,
-            request.settings.verify_tokens,
+            request.verify_tokens,
             request.batch,
             request.settings.topk,
         )

@@ -20,6 +20,7 @@ plain, spec, fitted = cases.plain, cases.spec, cases.fitted
 
 VERIFY = [{"tokens": n, "time_ms": 10.0 + 0.1 * n} for n in (1, 2, 5)]
 SWEEP = [plain(), spec(1, 130.0, 1.7), spec(3, 170.0, 2.4)]
+GRAPHS_BY_SEQUENCES = {"cuda_graph_sizes": [1, 2], "cuda_graph_unit": "sequences"}
 FILES: dict[str, tuple[dict[str, Any], int, tuple[float, ...]]] = {
     # what is in the file; the longest measured chain; the measured batches
     "sweep": ({"cycles": SWEEP}, 3, (1.0,)),
@@ -44,9 +45,29 @@ FILES: dict[str, tuple[dict[str, Any], int, tuple[float, ...]]] = {
     "tree": ({"cycles": [plain(), spec(4, 150.0, 2.4, topk=4, num_draft_tokens=8)]}, 4, (1.0,)),
     "graphs by tokens": ({"cycles": SWEEP, "model": {"cuda_graph_sizes": [1, 2, 4, 8]}}, 3, (1.0,)),
     "graphs by sequences": (
-        {"cycles": SWEEP, "model": {"cuda_graph_sizes": [1, 2], "cuda_graph_unit": "sequences"}},
+        {"cycles": SWEEP, "model": GRAPHS_BY_SEQUENCES},
         3,
         (1.0,),
+    ),
+    "a cycle beyond the graphs": (
+        {"cycles": [plain(), spec(8, 120.0, 4.0)], "model": {"cuda_graph_sizes": [1, 2, 4, 8]}},
+        8,
+        (1.0,),
+    ),
+    "cycles and passes beyond the graphs": (
+        {
+            "cycles": [*SWEEP, spec(5, 600.0, 2.9, batch=8, comm="ring"), spec(5, 300.0, 2.9, batch=2)],
+            "verify": [*VERIFY, {"tokens": 16, "batch": 4, "time_ms": 13.0}],
+            "model": {"cuda_graph_sizes": [1, 2, 4], "cuda_graph_unit": "tokens"},
+            "comm": {"ring": {}},
+        },
+        5,
+        (1.0, 2.0, 4.0, 8.0),
+    ),
+    "a batch beyond the graphs": (
+        {"cycles": [*SWEEP, spec(3, 600.0, 2.4, batch=8)], "model": GRAPHS_BY_SEQUENCES},
+        3,
+        (1.0, 8.0),
     ),
     "graphs of each rank": (
         {
@@ -69,7 +90,12 @@ def too_far(sections: dict[str, Any], longest: int, batches: tuple[float, ...], 
         return True
     if "cuda_graph_sizes" in model:
         sequences = max(batch / ranks, 1.0)
-        size = sequences if model.get("cuda_graph_unit") == "sequences" else sequences * (num_steps + 1)
+        tokens = sequences * (num_steps + 1)
+        cycles = [(c.get("batch", 1) / ranks, c["num_steps"] + 1) for c in sections.get("cycles", ())]
+        passes = [(v.get("batch", 1), v["tokens"]) for v in sections.get("verify", ())]
+        if (sequences, tokens) in [(b, b * n) for b, n in cycles] + passes:
+            return False
+        size = sequences if model.get("cuda_graph_unit") == "sequences" else tokens
         return bool(size > model["cuda_graph_sizes"][-1])
     return False
 
