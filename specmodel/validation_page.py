@@ -151,7 +151,12 @@ def page_of(evidence: Evidence, images: dict[str, str], command: str) -> str:
         field(points, decisions, images),
         tables(evidence.tables, images),
         communication(
-            evidence.calibrations, evidence.transfers, evidence.transferred_cycles, evidence.shares, evidence.widths
+            evidence.calibrations,
+            evidence.transfers,
+            evidence.transferred_cycles,
+            evidence.tables,
+            evidence.shares,
+            evidence.widths,
         ),
         every_file(points, decisions),
         regenerate(command),

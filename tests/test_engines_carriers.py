@@ -419,3 +419,40 @@ def test_workers_are_told_apart_by_rank_before_process(tmp_path):
     path = tmp_path / "x.log"
     path.write_bytes(CARRIERS["Ray"]((DATA / name).read_bytes()))
     assert ("target_cuda_graph", "True", 8) in read(path)
+
+
+SCRAPE = (DATA / "sglang_v0518_metrics.prom").read_text()
+TABLE = (DATA / "nccl_all_reduce_8gpu.txt").read_text()
+SERVER = (DATA / "sglang_v0518_eagle3_tp8_clean.log").read_text()
+
+
+@pytest.mark.parametrize("prefix", ["", "sglang-1  | "])
+@pytest.mark.parametrize("place", ["before", "within", "after"])
+@pytest.mark.parametrize("pasted", [SCRAPE, TABLE, SCRAPE + TABLE], ids=["scrape", "table", "both"])
+def test_a_scrape_or_a_link_test_pasted_into_a_log_is_read_beside_it(pasted, place, prefix, tmp_path):
+    lines = SERVER.splitlines(keepends=True)
+    at = {"before": 0, "within": 60, "after": len(lines)}[place]
+    text = "".join(prefix + line for line in [*lines[:at], *pasted.splitlines(keepends=True), *lines[at:]])
+    both, apart = tmp_path / "both.log", []
+    both.write_text(text)
+    for i, part in enumerate((SERVER, *(p for p in (SCRAPE, TABLE) if p in pasted))):
+        apart.append(tmp_path / f"{i}.txt")
+        apart[-1].write_text(part)
+
+    def numbers(*paths):
+        found = to_dict(ingest([str(path) for path in paths], Given(), "x")[0])["measurements"]
+        return {
+            table: sorted(str({k: v for k, v in row.items() if k != "note"}) for row in rows)
+            for table, rows in found.items()
+        }
+
+    assert numbers(both) == numbers(*apart)
+
+
+def test_two_pasted_scrapes_count_by_their_difference(tmp_path):
+    later = re.sub(r"(?m)^(sglang:\S*_total\S*) (\S+)$", lambda m: f"{m[1]} {2 * float(m[2])}", SCRAPE)
+    log = tmp_path / "server.log"
+    log.write_text(SCRAPE + SERVER + later)
+    _, readings = ingest([str(log)], Given(), "x")
+    assert len(readings) == 2
+    assert not any("one scrape" in caveat for caveat in readings[1].caveats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from specmodel import documents
 from specmodel.calibration import Calibration
 from specmodel.engines import (
+    llama_bench,
     llamacpp,
     llamacpp_data,
     nccl,
@@ -24,7 +26,7 @@ from specmodel.engines import (
 )
 from specmodel.engines.merge import calibration_of
 from specmodel.engines.reading import Given, Reading
-from specmodel.engines.recognise import FAMILIES, format_of
+from specmodel.engines.recognise import FAMILIES, format_of, logged
 from specmodel.engines.sglang_log import SglangLog
 from specmodel.engines.stream import Handler, Source, failure, json_items, open_source, read_records, whole_text
 from specmodel.engines.unwrap import records_of, without_preamble, without_utf16
@@ -33,6 +35,7 @@ from specmodel.io import from_dict
 
 __all__ = ["ingest", "read_opened", "read_sources"]
 
+_Scrapes = list[tuple[str, str, prometheus.Scrape]]
 JsonReader = Callable[[Reading, Iterable[Any], Given], None]
 
 
@@ -52,6 +55,9 @@ _LOGS: dict[str, tuple[Callable[[str, Given], _LogReader], ...]] = {
     "llamacpp": (llamacpp.LlamaLog,),
 }
 
+_BEGINNINGS = {"sglang": b"sglang:", "vllm": b"vllm:", "trtllm": b"trtllm_", "llamacpp": b"llamacpp:"}
+"""How the names of an engine's metrics begin."""
+
 _JSON: dict[str, tuple[str, JsonReader]] = {
     "sglang-server-info": ("SGLang server_info", sglang_data.server_info),
     "sglang-loads": ("SGLang loads", sglang_live.loads),
@@ -65,6 +71,7 @@ _JSON: dict[str, tuple[str, JsonReader]] = {
     "vllm-bench": ("vLLM bench serve", vllm_data.bench_serve),
     "trtllm-metrics": ("TensorRT-LLM iteration records", trtllm.iterations),
     "trtllm-bench": ("trtllm-bench report", trtllm.bench_report),
+    "llamacpp-bench": ("llama-bench", llama_bench.bench),
     "llamacpp-timings": ("llama.cpp timings", llamacpp_data.timings),
     "nccl-json": ("nccl-tests JSON", nccl.tests_json),
 }
@@ -122,17 +129,21 @@ def read_sources(paths: Sequence[str], given: Given, family: str | None = None) 
 def read_opened(sources: Iterable[Source], given: Given, family: str | None = None) -> list[Reading]:
     """Read opened sources, as `read_sources` does, and close each."""
     readings: list[Reading] = []
-    scrapes: list[tuple[str, str, prometheus.Scrape]] = []
+    scrapes: _Scrapes = []
     for source in sources:
         with closing(source):
             kind, source = _recognised(source, family)
             if kind in _SCRAPES:
-                found_scrapes = prometheus.parse(whole_text(source))
-                if not found_scrapes:
-                    raise failure(source.name, "series with finite values", "none", "scrape it again")
-                scrapes += [(kind, source.name, scrape) for scrape in found_scrapes]
-                continue
-            found = _read(source, kind, given, family)
+                text = whole_text(source)
+                if not logged(text.encode()):
+                    found_scrapes = prometheus.parse(text)
+                    if not found_scrapes:
+                        raise failure(source.name, "series with finite values", "none", "scrape it again")
+                    scrapes += [(kind, source.name, scrape) for scrape in found_scrapes]
+                    continue
+                # A scrape at the beginning of a log.
+                kind, source = "log", replace(source, head=text.encode(), stream=io.BytesIO())
+            found = _read(source, kind, given, family, scrapes)
         for reading in found:
             reading.caveats += [f"{source.name}: {warning}" for warning in source.warnings]
         readings += found
@@ -156,13 +167,16 @@ def _recognised(source: Source, family: str | None) -> tuple[str, Source]:
     return format_of(source.head, source.name, family), source
 
 
-def _read(source: Source, kind: str, given: Given, family: str | None) -> list[Reading]:
+def _read(source: Source, kind: str, given: Given, family: str | None, scrapes: _Scrapes) -> list[Reading]:
     if kind == "log":
-        return _read_log(source, given, family)
+        return _read_log(source, given, family, scrapes)
     reading = Reading(source=source.name, kind=kind)
     if kind in _JSON:
         reading.kind, read = _JSON[kind]
         read(reading, _mappings(json_items(source), reading), given)
+    elif kind == "llamacpp-bench-text":
+        reading.kind = "llama-bench"
+        llama_bench.bench(reading, llama_bench.rows_of_text(whole_text(source)), given)
     elif kind == "nccl-table":
         reading.kind = "nccl-tests table"
         debug = nccl.NcclDebug(source.name, given)
@@ -199,18 +213,24 @@ def _mappings(items: Iterable[Any], reading: Reading) -> Iterable[Any]:
             reading.dropped["values that are no mapping"] += 1
 
 
-def _read_log(source: Source, given: Given, family: str | None) -> list[Reading]:
-    """Read a log of any engine; what NCCL printed among it belongs to the engine whose log it is."""
+def _read_log(source: Source, given: Given, family: str | None, scrapes: _Scrapes) -> list[Reading]:
+    """Read a log of any engine; what NCCL printed among it belongs to the engine whose log it is.
+
+    Scrapes that were pasted into it are added to `scrapes`, an nccl-tests run is a reading of its own.
+    """
     engines = {
         name: [factory(source.name, given) for factory in logs]
         for name, logs in _LOGS.items()
         if family in (None, name)
     }
     debug = nccl.NcclDebug(source.name, given)
+    table = nccl.NcclTable(Reading(source=source.name, kind="nccl-tests table"))
+    pasted = {name: prometheus.Pasted(_BEGINNINGS[name]) for name in engines}
 
     def handlers_of(names: Iterable[str]) -> dict[bytes, Handler]:
-        handlers = dict(debug.handlers())
+        handlers = debug.handlers() | table.handlers()
         for name in names:
+            handlers |= pasted[name].handlers()
             for reader in engines[name]:
                 handlers.update(reader.handlers())
         return handlers
@@ -226,14 +246,20 @@ def _read_log(source: Source, given: Given, family: str | None) -> list[Reading]
         debug.into(found[0])
     elif (alone := debug.finish()) is not None:
         found.append(alone)
-    if not found:
+    if (measured := table.finish()) is not None:
+        found.append(measured)
+    samples = [
+        (f"{name}-prometheus", source.name, scrape) for name, part in pasted.items() for scrape in part.scrapes()
+    ]
+    scrapes += samples
+    if not found and not samples:
         known = FAMILIES[family] if family is not None else ", ".join(FAMILIES.values())
         remedy = "name a log, a result or a scrape of one of these, or say which with --from"
         raise failure(source.name, f"something of {known}", "nothing of the kind", remedy)
     return found
 
 
-def _read_scrapes(scrapes: list[tuple[str, str, prometheus.Scrape]], given: Given) -> list[Reading]:
+def _read_scrapes(scrapes: _Scrapes, given: Given) -> list[Reading]:
     readings = []
     pending = list(scrapes)
     while pending:

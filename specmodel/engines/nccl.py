@@ -15,7 +15,7 @@ from specmodel.engines.reading import Given, Reading, mapping, number, rounded, 
 from specmodel.engines.redact import gpu_name, tuning_variable
 from specmodel.engines.stream import Handler, Source, strip_ansi
 
-__all__ = ["NcclDebug", "tests_json", "tests_table"]
+__all__ = ["NcclDebug", "NcclTable", "tests_json", "tests_table"]
 
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
@@ -30,36 +30,64 @@ _RANK = re.compile(r"#\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+ on \S+ de
 _GRAPH = re.compile(r"\bgraph: (\d+)")
 _COLLECTIVE = re.compile(r"# Collective test starting: (\w+)")
 _VERSION = re.compile(r"nccl-library=(\d{4,6})")
-_UNIT = re.compile(r"^#.*\(us\)")
+
+
+class NcclTable:
+    """Reads the lines of an nccl-tests run, one by one, wherever they stand."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self._groups: dict[str, int] = {}
+        self._graph: int | None = None
+        self._collective: str | None = None
+        self._version: str | None = None
+        self._rows: list[Any] = []
+
+    def line(self, raw: bytes) -> None:
+        """Take a line: of the header, of the table, or any other."""
+        line = strip_ansi(raw).decode("utf-8", "replace")
+        if found := _RANK.search(line):
+            self._groups[found[2] or "0"] = self._groups.get(found[2] or "0", 0) + 1
+            self.reading.system["gpu"] = gpu_name(found[3])
+        elif found := _COLLECTIVE.search(line):
+            self._collective = found[1]
+        elif "#" in line:
+            self._graph = int(found[1]) if (found := _GRAPH.search(line)) else self._graph
+            self._version = found[1] if (found := _VERSION.search(line)) else self._version
+        elif found := _ROW.search(line):
+            _table_row(self.reading, self._rows, found)
+
+    def handlers(self) -> dict[bytes, Handler]:
+        """Return what to call for each anchor, where a run was pasted into the log of an engine."""
+        return dict.fromkeys((b"# nThread ", b"#  Rank ", b" sum "), self._pasted)
+
+    def _pasted(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if complete and len(self._rows) < MAX_LINES:
+            self.line(prefix + text)
+
+    def finish(self) -> Reading | None:
+        """Add the rows to the reading; None where there was no table."""
+        if not (self._rows or self._groups or self.reading.dropped):
+            return None
+        if self._version is not None:
+            self.reading.saw("nccl_setting", f"NCCL {_version(int(self._version))}", "header")
+        ranks = next(iter(self._groups.values())) if self._groups else None
+        _add_rows(self.reading, self._rows, ranks, self._graph, self._collective)
+        return self.reading
 
 
 def tests_table(reading: Reading, source: Source, debug: NcclDebug) -> None:
-    """Read the table of an nccl-tests run, with the NCCL debug lines that stand among it."""
-    groups: dict[str, int] = {}
-    graph = collective = version = None
-    rows: list[tuple[int, tuple[float | None, float | None], float | None]] = []
+    """Read the output of an nccl-tests run, with the NCCL debug lines that stand among it."""
+    table = NcclTable(reading)
     for place, raw in enumerate(_lines(source), 1):
         if place > MAX_LINES:
             reading.dropped["lines beyond the first quarter of a million"] += 1
             break
         if b"NCCL INFO" in raw:
             debug.line(raw, place)
-            continue
-        line = strip_ansi(raw).decode("utf-8", "replace")
-        if found := _RANK.search(line):
-            groups[found[2] or "0"] = groups.get(found[2] or "0", 0) + 1
-            reading.system["gpu"] = gpu_name(found[3])
-        elif found := _COLLECTIVE.search(line):
-            collective = found[1]
-        elif "#" in line:
-            graph = int(found[1]) if (found := _GRAPH.search(line)) else graph
-            version = found[1] if (found := _VERSION.search(line)) else version
-        elif found := _ROW.search(line):
-            _table_row(reading, rows, found)
-    ranks = next(iter(groups.values())) if groups else None
-    if version is not None:
-        reading.saw("nccl_setting", f"NCCL {_version(int(version))}", "header")
-    _add_rows(reading, rows, ranks, graph, collective)
+        else:
+            table.line(raw)
+    table.finish()
 
 
 def _lines(source: Source) -> Iterable[bytes]:

@@ -6,7 +6,11 @@ import math
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["Scrape", "difference", "parse"]
+from specmodel.engines.stream import Handler
+
+__all__ = ["Pasted", "Scrape", "difference", "parse"]
+
+MAX_PASTED = 2**17
 
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([-+]?[\w.+-]+)(?:\s+-?\d+(?:\.\d+)?)?\s*(?:#.*)?$")
 _LABEL = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
@@ -82,6 +86,29 @@ def parse(text: str) -> list[Scrape]:
             scrapes.append(Scrape())
         scrapes[-1].series[key] = value
     return [scrape for scrape in scrapes if scrape.series]
+
+
+class Pasted:
+    """Collects the samples of a scrape that was pasted into a log, by how their names begin."""
+
+    def __init__(self, beginning: bytes) -> None:
+        self._beginning = beginning
+        self._lines: list[str] = []
+
+    def handlers(self) -> dict[bytes, Handler]:
+        """Return what to call for each anchor."""
+        return {self._beginning: self._sample}
+
+    def _sample(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        # Comments name a series too, and so does a query in an access log.
+        if complete and len(self._lines) < MAX_PASTED and not prefix.rstrip().endswith((b"HELP", b"TYPE")):
+            sample = text.decode("utf-8", "replace")
+            if _LINE.match(sample.strip()):
+                self._lines.append(sample)
+
+    def scrapes(self) -> list[Scrape]:
+        """Return the scrapes that the samples make."""
+        return parse("\n".join(self._lines))
 
 
 def counts(name: str) -> bool:

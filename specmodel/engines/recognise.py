@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from specmodel.engines import llama_bench
 from specmodel.engines.stream import failure
 
-__all__ = ["FAMILIES", "format_of"]
+__all__ = ["FAMILIES", "format_of", "logged"]
 
 FAMILIES = {
     "sglang": "SGLang",
@@ -44,6 +45,7 @@ _JSON: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         "sglang-generate",
         (("meta_info",), ("spec_accept_histogram",), ("spec_correct_drafts_histogram",), ("spec_verify_ct",)),
     ),
+    ("llamacpp-bench", (("n_gen", "avg_ns"), ("n_gen", "avg_ts"))),
     ("llamacpp-timings", (("predicted_n", "predicted_ms"),)),
 )
 
@@ -51,10 +53,22 @@ _KEY = re.compile(rb'"([A-Za-z_]\w{0,80})"\s*:')
 _SAMPLE = re.compile(rb"(?m)^(sglang:|vllm:|llamacpp:|trtllm_)[\w:]+(?:\{[^}\n]*\})?\s+[-+]?[\d.]")
 _TABLE = re.compile(rb"(?m)^.{0,200}(?:# *nThread \d|#\s+Rank\s+\d+ .*Pid|redop\s+(?:root\s+)?time)")
 _NSYS = re.compile(rb'(?m)^"?(?:Time \(%\)|Range)"?,.{0,40}Total (?:Proj )?Time \(')
+_LLAMA_BENCH = re.compile(llama_bench.FORMAT.pattern.encode())
 _TRTLLM_YAML = re.compile(rb"(?m)^(?:speculative_config|cuda_graph_config|enable_iter_perf_stats|print_iter_log):")
 _GOLDEN = re.compile(
     rb"(?m)^[\w.\"'/-]+:[ \t]*\r?\n(?:[ \t]*#.*\n)*[ \t]+[\w.\"'-]+:[ \t]*\r?\n[ \t]+[\"']?\d+[\"']?:[ \t]*\d"
 )
+
+
+_LOG = re.compile(
+    rb"Decode batch[., ]|Prefill batch[., ]|server_args=|SpecDecoding metrics:|Avg prompt throughput:|iter = \d+, "
+    rb"|eval time =|Initializing a V\d"
+)
+
+
+def logged(text: bytes) -> bool:
+    """Whether lines of an engine's log stand in a text, whatever was pasted into it."""
+    return _LOG.search(text) is not None
 
 
 def format_of(head: bytes, source: str, family: str | None) -> str:
@@ -80,12 +94,16 @@ def _format(head: bytes) -> str:
             if any(all(key in keys for key in choice) for choice in choices):
                 return name
         return "log"
+    if logged(start):
+        return "log"
     if found := _SAMPLE.search(start):
         return {b"sglang:": "sglang", b"vllm:": "vllm", b"llamacpp:": "llamacpp"}.get(
             found[1], "trtllm"
         ) + "-prometheus"
     if _TABLE.search(start):
         return "nccl-table"
+    if _LLAMA_BENCH.search(start):
+        return "llamacpp-bench-text"
     if _NSYS.search(start):
         return "nsys"
     if _GOLDEN.search(start):

@@ -10,7 +10,16 @@ from specmodel.calibration import Calibration
 from specmodel.heldout.figures import KINDS, binned
 from specmodel.heldout.markdown import grid, percent, rate, signed
 from specmodel.heldout.points import Decision, HeldOut, Task
-from specmodel.heldout.summary import Aim, Summary, aims_of, likely_reason, summary_of, worse_than_simple, worst_of
+from specmodel.heldout.summary import (
+    TRANSFER_AIMS,
+    Aim,
+    Summary,
+    aims_of,
+    likely_reason,
+    summary_of,
+    worse_than_simple,
+    worst_of,
+)
 from specmodel.heldout.tables import SPARSE_TOKENS, OtherWidth, Transfer, has_tables
 
 __all__ = ["every_file", "failures", "field", "head", "regenerate"]
@@ -104,7 +113,7 @@ def failures(
         lines += ["Every group could be fitted and predicted.", ""]
     if aims:
         lines += [f"### Aims: {len(missed)} of {len(aims)} missed", "", *_aims(aims), ""]
-    lines += [*_dishonest(points), *_outside_tables(points), *_worse_than_sum(points)]
+    lines += [*_dishonest(points), *_outside_tables(points), *_worse_than_sum(points), *_settings_alone(passes)]
     lines += [
         "### The largest errors",
         "",
@@ -180,6 +189,31 @@ def _worse_than_sum(points: Sequence[HeldOut]) -> list[str]:
             most = max(abs(p.error) - abs(p.simple_error or 0.0) for p in worse)
             lines.append(f"- {name}: {len(worse)} of {len(here)} cycles, by up to {percent(most)}.")
     return ["### Worse than adding two measured times", "", *lines, ""] if lines else []
+
+
+def _settings_alone(passes: Sequence[Transfer]) -> list[str]:
+    """Communication settings whose own passes miss the aims that hold for all of them together."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    for t in passes:
+        errors.setdefault((t.file, t.comm), []).append(abs(t.error))
+    found = {place: [float(np.quantile(e, q)) for q in (0.5, 0.95)] for place, e in errors.items()}
+    missed = {
+        place: (middle, far)
+        for place, (middle, far) in found.items()
+        if middle > TRANSFER_AIMS["median"] or far > TRANSFER_AIMS["p95"]
+    }
+    if not missed:
+        return []
+    lines = [
+        f"- {file}, {comm}: median {percent(middle, 2)}, 95 % below {percent(far, 2)}."
+        for (file, comm), (middle, far) in sorted(missed.items(), key=lambda item: -item[1][1])
+    ]
+    return [
+        f"### Communication settings that alone miss the aim of their passes: {len(missed)} of {len(found)}",
+        "",
+        *lines,
+        "",
+    ]
 
 
 def _aims(aims: Sequence[Aim]) -> list[str]:

@@ -127,6 +127,36 @@ WORDS = {
         for i in range(3)
         for kind, n in (("drafted", 1000), ("accepted", 700 - 200 * i))
     ),
+    "llamacpp-bench": json.dumps(
+        [
+            {
+                "build_number": 5163,
+                "model_filename": "m.gguf",
+                "n_batch": 512,
+                "n_threads": 8,
+                "test_time": "2025-04-24",
+            }
+            | {"n_prompt": prompt, "n_gen": generated, "n_depth": depth, "avg_ns": ns, "stddev_ns": ns // 99}
+            | {"avg_ts": (prompt or generated) * 1e9 / ns, "stddev_ts": 0.5, "samples_ns": [ns, ns + 9, ns - 9]}
+            for prompt, generated, depth, ns in ((512, 0, 0, 10**8), (0, 128, 0, 10**9), (0, 128, 4096, 1200000000))
+        ]
+    ),
+    "llamacpp-bench-table": "| model | size | params | backend | ngl | test | t/s |\n"
+    "| --- | ---: | ---: | --- | --: | ---: | --: |\n"
+    "| q 7B Q4_K | 4.36 GiB | 7.62 B | CUDA | 99 | pp512 | 7111.11 ± 35.10 |\n"
+    "| q 7B Q4_K | 4.36 GiB | 7.62 B | CUDA | 99 | tg128 | 100.00 ± 0.50 |\n"
+    "| q 7B Q4_K | 4.36 GiB | 7.62 B | CUDA | 99 | tg128 @ d4096 | 83.33 ± 0.42 |\n\nbuild: 8cf427ff (5163)\n",
+    "sglang-log-pasted": "[2026-08-19 09:15:57] server_args=ServerArgs(tp_size=1, speculative_algorithm='EAGLE3', "
+    "speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4)\n"
+    + "[2026-08-19 09:15:58] Decode batch, #running-req: 1, #token: 500, token usage: 0.01, accept len: 2.50, "
+    "accept rate: 0.50, cuda graph: True, gen throughput (token/s): 250.00, #queue-req: 0\n"
+    * 4
+    + "# HELP sglang:spec_accept_length x\n"
+    'sglang:spec_accept_length{tp_rank="0"} 2.5\nsglang:num_running_reqs{tp_rank="0"} 1\n'
+    "# nThread 1 nGpus 2 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 graph: 0\n"
+    "#  Rank  0 Group  0 Pid  9 on a device  0 [0000:18:00] NVIDIA H200\n"
+    "#  Rank  1 Group  0 Pid  9 on a device  1 [0000:2a:00] NVIDIA H200\n"
+    "  1048576   262144  float  sum  -1  12.50  83.89  83.89  0  12.60  83.22  83.22  0\n",
     "llamacpp-log-old": "slot print_timing: id  0 | task 0 | \n"
     "prompt eval time =     210.44 ms /   512 tokens (    0.41 ms per token,  2433.00 tokens per second)\n"
     "       eval time =    3000.00 ms /   272 tokens (   11.03 ms per token,    90.67 tokens per second)\n"
