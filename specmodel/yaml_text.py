@@ -57,13 +57,19 @@ def parse_yaml(text: str, source: str) -> tuple[Any, list[DuplicateKey]]:
         The text is not YAML, or holds several documents, a tag, a merge key, or aliases or depth beyond the bounds.
     """
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     if len(text) > SLOW_CHARACTERS:
         sys.stderr.write(f"specmodel: {source}: {len(text) / 2**20:.1f} MiB of YAML; as JSON it would be read faster\n")
     try:
         # typ="safe" parses in C where ruamel.yaml.clib is installed, else in Python; the events are the same
-        return _build(YAML(typ="safe").parse(text), source)
+        try:
+            return _build(YAML(typ="safe").parse(text), source)
+        except MarkedYAMLError as error:
+            # but for [closed:1, closed:8]: text in YAML 1.2, which the parser in C does not know
+            if error.problem != "found unexpected ':'":
+                raise
+            return _build(YAML(typ="safe", pure=True).parse(text), source)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1} column {mark.column + 1}" if mark is not None else ""

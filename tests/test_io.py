@@ -198,6 +198,24 @@ def test_the_parser_in_python_gives_the_same(document: str, monkeypatch: pytest.
     assert io.loads(document) == in_c
 
 
+@pytest.mark.parametrize("parser", ["C", "Python"])
+def test_a_colon_within_text_needs_no_quotes_in_brackets(
+    parser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """YAML 1.2 allows it, and so does every grid that is written a line a value; libyaml does not."""
+    if parser == "Python":
+        monkeypatch.setattr("ruamel.yaml.main.CParser", None)
+    (tmp_path / "a.yaml").write_text("a: [closed:1, closed:20]\nb: [64, lognormal:64:0.5, [x, fixed:2]]\nc: closed:4\n")
+    assert io.read_document(tmp_path / "a.yaml") == {
+        "a": ["closed:1", "closed:20"],
+        "b": [64, "lognormal:64:0.5", ["x", "fixed:2"]],
+        "c": "closed:4",
+    }
+    (tmp_path / "a.yaml").write_text("a: [closed:1, {b: 2]\n")
+    with pytest.raises(CalibrationError, match=r"a.yaml: must be YAML, got .* at line 1 column 20"):
+        io.read_document(tmp_path / "a.yaml")
+
+
 # the ways out
 
 

@@ -193,7 +193,9 @@ def test_context_grows_with_what_is_emitted(model: FittedModel) -> None:
 def test_a_schedule_runs_the_steps_of_each_batch(model: FittedModel) -> None:
     from specmodel.simulate.policies import chain_schedule, steps_by_batch
 
-    steps = steps_by_batch(chain_schedule(model, "default", None, None, 16, 612.0), 16)
+    chains, trees = chain_schedule(model, "default", None, None, 16, 612.0)
+    assert trees == ()
+    steps = steps_by_batch(chains, 16)
     answer = sm.simulate(model, scenario(arrivals="poisson:15", policies=("schedule",), max_batch=16))
     assert {(k, b) for k, b, _ in answer["schedule"].time_at} <= {(int(steps[b]), b) for b in range(1, 17)}
     assert sum(share for *_, share in answer["schedule"].time_at) == pytest.approx(1.0)
@@ -214,6 +216,31 @@ def test_the_schedule_is_for_the_context_of_the_requests(model: FittedModel, mon
         asked.clear()
         sm.simulate(model, scenario(arrivals="closed:8", policies=("schedule",), prompt_tokens=prompt))
         assert set(asked) == {nearest}
+
+
+def test_a_tree_of_the_schedule_is_replaced_and_said() -> None:
+    """Where `optimize` recommends a tree the schedule runs a chain: who compares them must know."""
+    tree = {"num_steps": 3, "topk": 4, "num_draft_tokens": 16, "batch": 1, "context_tokens": 500}
+    document = {
+        "schema": "specmodel.calibration/1",
+        "name": "treed",
+        "measurements": {
+            "cycles": [
+                {"num_steps": 0, "batch": 1, "context_tokens": 500, "cycle_ms": 10.0},
+                {"num_steps": 3, "batch": 1, "context_tokens": 500, "cycle_ms": 12.0, "acceptance_length": 2.0},
+                tree | {"cycle_ms": 12.5, "acceptance_length": 3.5},
+                {"num_steps": 0, "batch": 8, "context_tokens": 500, "cycle_ms": 11.0},
+                {"num_steps": 3, "batch": 8, "context_tokens": 500, "cycle_ms": 14.0, "acceptance_length": 2.0},
+            ]
+        },
+    }
+    model = sm.fit(sm.from_dict(document))
+    assert sm.optimize(model, batch=1).best.topk == 4
+    answer = sm.simulate(model, scenario(arrivals="closed:8", policies=("plain", "schedule")))
+    assert any("recommends a tree at batch 1, 8;" in text for text in answer.warnings)
+    assert not any(
+        "tree" in text for text in sm.simulate(model, scenario(arrivals="closed:8", policies=("plain",))).warnings
+    )
 
 
 def test_a_schedule_of_ones_own_is_run(model: FittedModel) -> None:

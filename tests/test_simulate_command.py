@@ -77,8 +77,20 @@ def test_the_default_is_one_policy_of_each_kind(run: Any, calib: str) -> None:
     assert names[0] == "plain"
     assert names[-4:] == ["schedule", "adaptive", "optimal", "oracle"]
     assert simulation["schedule"][0]["batch_from"] == 1
-    assert simulation["schedule"][-1] == {"batch_from": 5, "batch_to": 8, "num_steps": 0} or simulation["schedule"]
+    assert simulation["schedule"][-1]["batch_to"] == 8
     assert "NaN" not in done.out
+
+
+def test_bounds_alone_are_called_a_bound_and_not_recommended(run: Any, calib: str) -> None:
+    words = (calib, *QUICK[2:], "--policy", "optimal,oracle")
+    assert run(*words).out.rstrip().splitlines()[-1].startswith("A bound, no engine can: ")
+    (simulation,) = json.loads(run(*words, "--json").out)["simulations"]
+    assert simulation["recommended"] is False
+
+
+def test_policies_that_come_to_the_same_are_named_together(run: Any, calib: str) -> None:
+    done = run(calib, *QUICK[2:], "--arrivals", "closed:1", "--max-steps", "2", "--policy", "plain,fixed:2,schedule")
+    assert "the same as schedule; +" in done.out
 
 
 def test_several_loads_are_several_answers_and_a_front(run: Any, calib: str, tmp_path: Path) -> None:

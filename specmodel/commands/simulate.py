@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         document: dict[str, Any] = {
             "schema": "specmodel.simulation/1",
-            "simulations": [a.as_dict() | {"recommended": a not in far} for a in answers],
+            "simulations": [a.as_dict() | {"recommended": a not in far and a[a.best].deployable} for a in answers],
             "warnings": list(dict.fromkeys([*notes, *(w for a in answers for w in a.warnings)])),
         }
         output.write_json(document)

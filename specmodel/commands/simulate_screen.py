@@ -159,8 +159,10 @@ def _best(answer: Simulation) -> str:
     ordered = sorted((c for c in answer.comparisons if c.baseline in able), key=lambda c: c.factor.mean)
     if not ordered:
         return f"{answer.best}, the only one"
-    gains = "; ".join(_gain(c) for c in ordered)
-    return f"{answer.best} by {_QUANTITY[answer.objective]}: {gains}"
+    same = [c.baseline for c in ordered if c.factor.mean == 1.0 and not c.factor.high > c.factor.low]
+    gains = [f"the same as {', '.join(same)}"] if same else []
+    gains += [_gain(c) for c in ordered if c.baseline not in same]
+    return f"{answer.best} by {_QUANTITY[answer.objective]}: {'; '.join(gains)}"
 
 
 def _bounds(answer: Simulation) -> str:
@@ -214,6 +216,5 @@ def _last(answers: Sequence[Simulation], far: Sequence[Simulation]) -> str:
     good = [a for a in answers if a not in far]
     if not good:
         return "No recommendation: the simulated points are too far from what was measured"
-    return "Best: " + (
-        one(good[0]) if len(good) == 1 else "; ".join(f"{a.best} at {a.scenario.arrivals}" for a in good)
-    )
+    found = one(good[0]) if len(good) == 1 else "; ".join(f"{a.best} at {a.scenario.arrivals}" for a in good)
+    return f"{'Best' if good[0][good[0].best].deployable else 'A bound, no engine can'}: {found}"

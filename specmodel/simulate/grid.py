@@ -19,7 +19,7 @@ __all__ = ["SCHEMA", "Job", "blocks_of", "jobs_of"]
 SCHEMA = "specmodel.sweep/1"
 MOST_SCENARIOS = 1_000_000
 _MOST_LANES, _MOST_SLOTS, _MOST_REQUESTS = 1024, 1 << 17, 1 << 20
-_EXAMPLE = "arrivals: ['closed:1', 'closed:8']"
+_EXAMPLE = "arrivals: [closed:1, closed:8]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

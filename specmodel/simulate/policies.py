@@ -38,22 +38,26 @@ Ints = NDArray[np.intp]
 # ----------------------------------------------------------------------------------------------------------- by batch
 def chain_schedule(
     model: FittedModel, comm: str | None, workload: Workload, max_steps: int | None, max_batch: int, context: float
-) -> tuple[ScheduleStep, ...]:
-    """Return the schedule that ``optimize`` gives for every measured batch, of chains alone.
+) -> tuple[tuple[ScheduleStep, ...], tuple[float, ...]]:
+    """Return the schedule that ``optimize`` gives for every measured batch, and where a chain stands in for a tree.
 
-    At the measured context that is nearest to the mean one of the requests.
+    At the measured context that is nearest to the mean one of the requests. Only chains are simulated: where `optimize`
+    recommends a tree, the fastest chain takes its place.
     """
     known = model.measured.contexts
     nearest = min(known, key=lambda c: abs(np.log(max(c, 1) / max(context, 1.0)))) if known else None
     batches = [b for b in model.measured.batches if b <= max_batch] or [1.0]
     above = [b for b in model.measured.batches if b > max_batch]
-    answers = []
+    answers, trees = [], []
     for b in [*batches, *above[:1]]:
         answer = optimize(model, batch=b, comm=comm, workload=workload, max_steps=max_steps, context_tokens=nearest)
         chains = tuple(c for c in answer.table if c.topk == 1)
-        best = answer.best if answer.best.topk == 1 else max(chains, key=lambda c: c.tok_s)
+        best = answer.best
+        if best.topk > 1:
+            best = max(chains, key=lambda c: c.tok_s)
+            trees.append(b)
         answers.append(replace(answer, table=chains, best=best))
-    return schedule(answers)
+    return schedule(answers), tuple(trees)
 
 
 def steps_by_batch(steps: Sequence[ScheduleStep], max_batch: int) -> NDArray[np.int64]:

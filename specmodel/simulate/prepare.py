@@ -99,7 +99,10 @@ def prepared(model: FittedModel, scenario: Scenario, cache: Cache | None = None)
     output, prompt, assumptions = _lengths(model, scenario, names)
     max_batch = _max_batch(model, scenario, arrivals)
     mean_context = _mean_context(scenario, output, prompt, shares)
-    policies, steps, comm, start = _policies(model, scenario, max_batch, names, shares, mean_context, cache)
+    policies, steps, comm, start, trees = _policies(model, scenario, max_batch, names, shares, mean_context, cache)
+    if trees and any(policy.kind == "schedule" for policy in policies):
+        where = ", ".join(f"{b:g}" for b in trees)
+        warnings += (f"`optimize` recommends a tree at batch {where}; the schedule here has the fastest chain there",)
     prefill = prefill_of(model, comm)
     if prefill is None:
         _require_prefill(model, limits, output, scenario)
@@ -275,8 +278,8 @@ def _policies(
     shares: tuple[float, ...],
     context: float,
     cache: Cache,
-) -> tuple[tuple[Policy, ...], list[NDArray[np.int64]], str, int]:
-    """Policies, the steps of each by batch, the communication setting, and the steps of the schedule at batch 1."""
+) -> tuple[tuple[Policy, ...], list[NDArray[np.int64]], str, int, tuple[float, ...]]:
+    """Policies, the steps of each by batch, the communication setting, the schedule's steps at batch 1, its trees."""
     wanted = tuple(policy_of(p) for p in scenario.policies)
     most = None if scenario.max_steps is None else int(scenario.max_steps)
     for policy in wanted:
@@ -287,12 +290,13 @@ def _policies(
     needed = not wanted or any(p.kind in ("schedule", "adaptive") for p in wanted)
     comm = scenario.comm or (model.comm_names[0] if len(model.comm_names) == 1 else None)
     by_batch, start = np.zeros(0, dtype=np.int64), 0
+    trees: tuple[float, ...] = ()
     if needed or comm is None:
         mix: Any = dict(zip(names, shares, strict=True)) if len(names) > 1 else names[0]
         key = ("schedule", comm, str(mix), most, max_batch, context)
-        steps = scenario.schedule or _kept(
-            cache, key, lambda: chain_schedule(model, comm, mix, most, max_batch, context)
-        )
+        steps = scenario.schedule
+        if not steps:
+            steps, trees = _kept(cache, key, lambda: chain_schedule(model, comm, mix, most, max_batch, context))
         comm = comm or steps[0].comm
         by_batch = steps_by_batch(steps, max_batch)
         start = int(by_batch[1])
@@ -310,7 +314,7 @@ def _policies(
             rows.append(np.full(max_batch + 1, 7, dtype=np.int64))  # the most that its tiers name
         else:
             rows.append(np.zeros(0, dtype=np.int64))
-    return wanted, rows, str(comm), start
+    return wanted, rows, str(comm), start, trees
 
 
 def _mean_context(
