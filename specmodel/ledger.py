@@ -13,11 +13,12 @@ from specmodel.cost import parameter_names
 from specmodel.cost import verify_terms as smooth_terms
 from specmodel.deployment import flattened
 from specmodel.diagnosed import Case
-from specmodel.diagnosis import Lever
+from specmodel.diagnosis import Lever, Status
 from specmodel.drafters import acceptance_a_draft, chain_length, reach_of_kind
 from specmodel.expectations import shape_text
+from specmodel.gpus import datasheet
 from specmodel.ledger_choices import choices
-from specmodel.levers import KNOWN, Ledger, bound_of, judged, lever, percent_gain, settled
+from specmodel.levers import KNOWN, Bound, Ledger, bound_of, judged, lever, percent_gain, settled
 from specmodel.parts import chain_lengths, curves_of
 
 __all__ = ["ledger_of"]
@@ -156,8 +157,26 @@ def _verify(book: Ledger) -> list[Lever]:
         bound = bound_of(few, _after(few, term))
         status = judged(bound, book.worth, decidable=True) if apart else "measure"
         part = f"{_of_cycle(few, term[:, case.chosen])}{why}"
+        if name == "fixed_pass":
+            by = _weights_text(case, by)
         out.append(lever(f"verify_{name}", title, bound, status, part, by))
     return out
+
+
+def _weights_text(case: Case, otherwise: str) -> str:
+    """How much the GPUs of one replica read in the time of a plain step: the weights are to be held against it."""
+    system = case.model.calibration.system
+    gpu = datasheet(system.gpu or "")
+    width = system.tensor_parallel or system.num_gpus
+    if gpu is None or width is None:
+        return otherwise
+    plain_ms = float(np.median(case.parts.cycle_ms[:, case.plain]))
+    most_gb = width * gpu.bandwidth_bytes_per_ms * plain_ms / 1e9
+    who = f"{width} {gpu.name}" if width > 1 else f"one {gpu.name}"
+    return (
+        f"the bytes of weights that a plain step reads (of experts, those touched): {who} can read {most_gb:.3g} GB in "
+        f"its {plain_ms:.3g} ms, and the nearer the weights are to that, the less is left"
+    )
 
 
 def _told_apart(book: Ledger, name: str) -> tuple[bool, str]:
@@ -279,8 +298,10 @@ def _positions(book: Ledger, have: str, by: str) -> list[Lever]:
         ("acceptance_tail", "acceptance: tail"),
     )
     if topk > 1:
-        text = "a tree: its acceptance is not told apart by position"
-        return [lever(name, title, None, "measure", text, by) for name, title in titles]
+        text = "a tree: its acceptance is not told apart by position; at most what every draft accepted would bring"
+        ceiling = _every_draft(case)
+        of_tree: Status = "closed" if ceiling.high < 1.0 + book.worth else "measure"
+        return [lever(name, title, ceiling, of_tree, text, by) for name, title in titles]
     most = max(k for k, t, _ in case.shapes if t == 1)
     shares, _ = case.model.mixture(case.workload)
     curves = curves_of(case.model, case.parameters, shares, most)
@@ -313,6 +334,14 @@ def _positions(book: Ledger, have: str, by: str) -> list[Lever]:
         decided_by = "model.method: which kind of drafter this is" if by_position else by
         out.append(lever(name, title, bound, status, text, decided_by))
     return out
+
+
+def _every_draft(case: Case) -> Bound:
+    """What the diagnosed setting would bring with every draft accepted."""
+    steps, _, tokens = case.shape
+    factor = np.maximum(min(steps + 1, tokens) / case.parts.acceptance_length[:, case.chosen], 1.0)
+    low, middle, high = (float(q) for q in np.quantile(factor, (0.05, 0.5, 0.95)))
+    return Bound(fixed=middle, optimised=middle, low=low, high=high)
 
 
 def _by_position(case: Case) -> bool:

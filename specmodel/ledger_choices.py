@@ -76,8 +76,11 @@ def _steps(book: Ledger) -> Lever:
     title = "number of steps"
     if case.shape[1] > 1:
         trees = [f for f in case.facts if f.row.topk > 1 and f.rate is not None and f.row.batch == case.batch]
-        text = f"{shape_text(*case.shape)} is the fastest of {len(trees)} trees measured; of others nothing is known"
-        return lever("num_steps", title, None, "measure", text, "trees of other depths")
+        measured = f"the fastest of {len(trees)} trees measured" if len(trees) > 1 else "the only tree measured"
+        text = f"{shape_text(*case.shape)} is {measured}; one step more or less brings no more than this"
+        bound = _one_step(case)
+        status: Status = "closed" if bound.high < 1.0 + book.worth else "measure"
+        return lever("num_steps", title, bound, status, text, "trees of other depths")
     tried = _settled_points(case)
     others = [j for j in case.points(case.comm, chains=True) if j != case.chosen and j not in tried]
     here = shape_text(*case.shape)
@@ -100,6 +103,19 @@ def _steps(book: Ledger) -> Lever:
     text = f"{here} {was}; next best of those not tried {_name(case, middle)}, {100 * expected:+.1f} %"
     steps = case.shapes[upper % len(case.shapes)][0]
     return lever("num_steps", title, bound, status, text, f"a cycle of {shape_text(steps, 1, steps + 1)}")
+
+
+def _one_step(case: Case) -> Bound:
+    """Bound what a tree one step deeper or shallower brings.
+
+    Survival falls with depth, so that one position more is reached no more often than those before it are on average:
+    ``(length - 1) / steps`` tokens, at no cost. One step less saves its draft, at no loss of tokens.
+    """
+    steps, at = case.shape[0], case.chosen
+    length, cycle = case.parts.acceptance_length[:, at], case.parts.cycle_ms[:, at]
+    deeper = 1.0 + (length - 1.0) / (steps * length)
+    shallower = cycle / np.maximum(cycle - case.parts.draft_ms[:, at] / steps, 0.5 * cycle)
+    return _ratio(np.maximum(deeper, shallower))
 
 
 def _tree(book: Ledger) -> list[Lever]:

@@ -393,3 +393,35 @@ def test_verdicts_worked_out_by_hand(name):
     # A range never runs backwards.
     for low, high in re.findall(r"costs ([0-9.]+) to ([0-9.]+) plain steps", found.verdict):
         assert float(low) <= float(high)
+
+
+def test_levers_of_a_tree_are_bounded():
+    """What every draft accepted brings bounds its positions; a position more is reached no more than those before."""
+    tree = "{num_steps: 4, topk: 4, num_draft_tokens: 16, tok_s: 110, acceptance_length: 2.6}"
+    found = levers(made(EAGLE + f"measurements: {{cycles: [{{num_steps: 0, tok_s: 100}}, {tree}]}}\n"))
+    for name in ("acceptance_first", "acceptance_tail"):
+        assert found[name].status == "measure"
+        assert found[name].bound == pytest.approx(5 / 2.6, rel=0.02)
+    steps = found["num_steps"]
+    assert steps.status == "measure"
+    assert steps.bound == 1.0
+    assert steps.bound_optimised >= (1.0 + 1.6 / 4 / 2.6) * 0.99
+    assert "only tree measured" in steps.evidence
+
+
+@pytest.mark.parametrize(
+    ("system", "said"),
+    [
+        ("{gpu: NVIDIA H200, tensor_parallel: 2}", "2 H200 can read 96"),
+        ("{gpu: H100 SXM, num_gpus: 1}", "one H100 can read 33"),
+        ("{gpu: Abacus 9000, tensor_parallel: 2}", "weight bytes over memory bandwidth"),
+        ("{gpu: H200}", "weight bytes over memory bandwidth"),
+        ("{tensor_parallel: 2}", "weight bytes over memory bandwidth"),
+    ],
+)
+def test_what_decides_the_fixed_pass(system, said):
+    """How many bytes the GPUs read in a plain step, where the file says which and how many."""
+    rows = "{num_steps: 0, tok_s: 100}, {num_steps: 2, tok_s: 130, acceptance_length: 2.0}"
+    found = levers(made(HEAD + f"system: {system}\nmeasurements: {{cycles: [{rows}]}}\n"))["verify_fixed_pass"]
+    assert found.status == "measure"
+    assert said in found.decided_by

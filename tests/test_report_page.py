@@ -24,7 +24,7 @@ import specmodel as sm
 from specmodel import report_page
 from specmodel.cli import main
 from specmodel.report import chance, interval, rate
-from specmodel.report_page import report_of
+from specmodel.report_page import gather, written
 from specmodel.report_page.charts import Scale, scale_of, ticks
 from specmodel.report_page.explorer import ACCEPTANCE, DRAFT, VERIFY
 from specmodel.report_page.markdown import fenced, plain
@@ -231,7 +231,8 @@ def test_what_is_declined_is_no_figure_to_remember(tmp_path: Path) -> None:
     rows = [{"num_steps": 0, "tok_s": 100.0}, {"num_steps": 0, "batch": 8, "tok_s": 640.0}]
     document = {"schema": "specmodel.calibration/1", "name": "plain", "measurements": {"cycles": rows}}
     model = sm.fit(sm.from_dict(document))
-    made = report_of(model)
+    content = gather(model)
+    made = written(content)
     assert not made.recommended
     read = Read(made.text)
     seen, best = read.visible, sm.optimize(model).best
@@ -241,7 +242,7 @@ def test_what_is_declined_is_no_figure_to_remember(tmp_path: Path) -> None:
     assert f"{interval(best.tok_s_interval)} tok/s" in figures
     assert not [text for text in figures if rate(best.tok_s) in text]
     assert "Launch" not in seen
-    assert "No recommendation" in report_of(model, kind="md").text
+    assert "No recommendation" in written(content, "md").text
 
 
 @pytest.mark.parametrize(

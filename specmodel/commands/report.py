@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if target is None and kind == "html" and sys.stdout is not None and sys.stdout.isatty():
         raise UsageError("a page is no reading for a terminal: name a file with -o report.html, or use --format md")
     model = output.fitted(args.calibration, args)
-    from specmodel.report_page import report_of
+    from specmodel.report_page import gather, written
 
-    made = report_of(
+    content = gather(
         model,
         tuple(args.batch) if args.batch is not None else None,
         comm=options.comm_names(args.comm, model),
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
         trees=args.trees,
         extrapolate=args.extrapolate,
         engine=args.engine,
-        kind=kind,
     )
+    made = written(content, kind)
     if target is None:
         output.write(made.text)
     else:

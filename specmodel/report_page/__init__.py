@@ -12,7 +12,7 @@ from typing import Literal
 from specmodel import __version__
 from specmodel.errors import UsageError
 from specmodel.model import FittedModel
-from specmodel.report_page.content import gather
+from specmodel.report_page.content import Content, gather
 from specmodel.report_page.document import document_of
 from specmodel.report_page.markdown import markdown
 from specmodel.report_page.page import page
@@ -20,7 +20,7 @@ from specmodel.request import Workload
 from specmodel.shapes import Trees
 from specmodel.words import answer_line
 
-__all__ = ["Report", "report", "report_of"]
+__all__ = ["Report", "gather", "report", "written"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,45 +74,9 @@ def report(
     UsageError
         For names that the file lacks, numbers outside their domain, or another kind.
     """
-    return report_of(
-        model,
-        batch,
-        comm,
-        max_steps,
-        workload,
-        context_tokens,
-        trees,
-        kind=kind,
-        extrapolate=extrapolate,
-        engine=engine,
-    ).text
-
-
-def report_of(
-    model: FittedModel,
-    batch: float | Sequence[float] | None = None,
-    comm: str | Sequence[str] | None = None,
-    max_steps: int | None = None,
-    workload: Workload = None,
-    context_tokens: int | None = None,
-    trees: Trees = (),
-    *,
-    kind: Literal["html", "md"] = "html",
-    extrapolate: bool = False,
-    engine: tuple[str, str | None] | None = None,
-) -> Report:
-    """Write a report as `report` does, and keep its answer beside it."""
-    if kind not in ("html", "md"):
-        raise UsageError(f"kind must be html or md, got {kind!r}")
-    if batch is None:
-        batches: tuple[float, ...] = model.measured.batches or (1.0,)
-    else:
-        batches = (batch,) if isinstance(batch, int | float) else tuple(batch)
-    if not batches:
-        raise UsageError("batch: an empty list; name at least one")
     content = gather(
         model,
-        batches,
+        batch,
         comm=comm,
         max_steps=max_steps,
         workload=workload,
@@ -121,9 +85,16 @@ def report_of(
         extrapolate=extrapolate,
         engine=engine,
     )
+    return written(content, kind).text
+
+
+def written(content: Content, kind: Literal["html", "md"] = "html") -> Report:
+    """Write what `gather` computed, and keep its answer beside it."""
+    if kind not in ("html", "md"):
+        raise UsageError(f"kind must be html or md, got {kind!r}")
     text = page(content, document_of(content, __version__), __version__) if kind == "html" else markdown(content)
     return Report(
         text=text,
-        answer=answer_line(model, content.optima, content.steps, content.refusals),
+        answer=answer_line(content.model, content.optima, content.steps, content.refusals),
         recommended=not any(content.refusals),
     )

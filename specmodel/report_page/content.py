@@ -12,6 +12,7 @@ from specmodel.calibration import AcceptanceEntry
 from specmodel.decide import optimize
 from specmodel.diagnose import diagnose
 from specmodel.diagnosis import Diagnosis
+from specmodel.errors import UsageError
 from specmodel.launch import Launch
 from specmodel.launch.lines import launch_lines, launch_of
 from specmodel.model import FittedModel
@@ -85,7 +86,7 @@ class Content:
 
 def gather(
     model: FittedModel,
-    batches: Sequence[float],
+    batch: float | Sequence[float] | None = None,
     *,
     comm: str | Sequence[str] | None = None,
     max_steps: int | None = None,
@@ -95,14 +96,17 @@ def gather(
     extrapolate: bool = False,
     engine: tuple[str, str | None] | None = None,
 ) -> Content:
-    """Answer every question of a report.
+    """Answer every question of a report, for each batch; by default every measured one.
 
     Raises
     ------
     UsageError
         For names that the file lacks and numbers outside their domain, as `optimize`.
     """
-    ordered = sorted(set(batches))
+    batches = (model.measured.batches or (1.0,)) if batch is None else batch
+    ordered = sorted({batches} if isinstance(batches, int | float) else set(batches))
+    if not ordered:
+        raise UsageError("batch: an empty list; name at least one")
     if trees == "auto":
         # One set for all batches, so that a schedule can choose among them.
         trees = proposed_trees(
