@@ -12,6 +12,7 @@ import numpy as np
 from specmodel.findings import findings_of
 from specmodel.launch.plan import shell_env, shell_flags
 from specmodel.measured import extrapolation
+from specmodel.notices import unit_notices
 from specmodel.report import chance, change, interval, rate, spans
 
 if TYPE_CHECKING:
@@ -163,7 +164,15 @@ def doubtful_alone(model: FittedModel, best: Candidate) -> str | None:
 
 def refusal(model: FittedModel, optimum: Optimum, *, extrapolate: bool) -> str | None:
     """Say why the best of an answer is not recommended; None where it is."""
-    return refusal_of(model, optimum.best, extrapolate=extrapolate)
+    best = optimum.best
+    reasons = [refusal_of(model, best, extrapolate=extrapolate), *unit_notices(model.calibration)]
+    if best.num_steps and best.speedup > 1.05 * best.acceptance_length:
+        reasons.append(
+            f"{name_of(best)} at batch {best.batch:g} would be {best.speedup:.3g} times plain decoding with "
+            f"{best.acceptance_length:.3g} tokens a cycle: a cycle would be shorter than a plain step; the acceptance "
+            "or plain decoding was measured otherwise than the cycles, or is in another unit (a fraction, not percent)"
+        )
+    return "; ".join(reason for reason in reasons if reason) or None
 
 
 def refusal_of(model: FittedModel, best: Candidate, *, extrapolate: bool) -> str | None:
