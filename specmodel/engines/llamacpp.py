@@ -1,31 +1,25 @@
-"""llama.cpp: server logs and the print-out of speculative-simple.
-
-The first token of a request comes from the prompt pass: a request of n tokens with a accepted drafts made n - a - 1
-cycles. Cycles whose draft came out empty (below p_min) are among them, but not among those that `mean len` counts. An
-answer that ends within what was accepted in its last cycle has fewer tokens than that: there the cycles are those that
-`mean len` counts.
-"""
+"""llama.cpp: server logs and the print-out of speculative-simple."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from dataclasses import dataclass
-from typing import Any
 
-from specmodel.engines.identities import counts_at_positions, stray_steps
+from specmodel.engines.llamacpp_requests import Request, add_group, agree, group
 from specmodel.engines.pinned import ANCHORS, pins_acceptance
-from specmodel.engines.reading import Given, Lengths, Reading, Shape, rounded, summarise
+from specmodel.engines.reading import Given, Reading, Shape, rounded, summarise
 from specmodel.engines.redact import gpu_name, model_name
 from specmodel.engines.stream import Handler, strip_ansi
 
-__all__ = ["LlamaLog", "Request", "add_group", "agree", "group"]
+__all__ = ["LlamaLog"]
 
 _TASK = re.compile(rb"id\s+(\d+)\s*\|\s*task\s+(-?\d+)\s*\|")
 _EVAL = re.compile(
-    rb"eval time =\s*(\d+\.\d+) ms /\s*(\d{1,9}) tokens(?: \(\s*[\d.]+ ms per token,\s*(?P<rate>\d+\.\d+) tokens per)?"
+    rb"eval time =\s*(\d+\.\d+) (ms|s) /\s*(\d{1,9})\s+(?:tokens|runs)"
+    rb"(?:\s*\(\s*[\d.]+ ms per token,\s*(?P<rate>\d+\.\d+) tokens per)?"
 )
-_DRAFT = re.compile(rb"draft acceptance(?: rate)? = (\d\.\d+) \(\s*(\d{1,9}) accepted /\s*(\d{1,9}) generated\)")
+_DRAFT = re.compile(
+    rb"draft acceptance(?: rate)? = (\d{1,3}\.\d+)(%?) \(\s*(\d{1,9}) accepted /\s*(\d{1,9}) generated\)"
+)
 _MEAN = re.compile(rb"mean (?:len|acceptance length) =\s*(\d{1,4}\.\d+)")
 _RATES = re.compile(rb"acc(?:eptance rate)? per pos(?:ition)? = \((\d\.\d+(?:, \d\.\d+)*)\)")
 _STATISTICS = re.compile(
@@ -57,68 +51,10 @@ _SIZES = {
 }
 _PASS_A_TOKEN = (b"draft-simple", b"draft-eagle3", b"draft-mtp")
 """Drafters that make one pass for each token: a draft cut short took that much less."""
+MOST_OPEN = 2**12
+"""Requests whose lines may still come."""
 WHOLE_DRAFTS = 0.8
 """Share of the chain that drafts must have on average for their time to tell that of whole ones."""
-
-
-@dataclass(slots=True)
-class Request:
-    """One request: its evaluation, and what was drafted."""
-
-    eval_ms: float = 0.0
-    tokens: int = 0
-    accepted: int | None = None
-    drafted: int = 0
-    mean: float | None = None
-    rates: tuple[float, ...] = ()
-    half_digit: float = 0.0005
-    shared: bool = False
-    line: int = 0
-    limit: int | None = None
-
-    @property
-    def chain(self) -> int | None:
-        """The steps of its chain, where the log states them."""
-        return len(self.rates) or self.limit
-
-    @property
-    def cycles(self) -> int:
-        """Return the cycles of the request: the prompt pass made its first token.
-
-        Drafts accepted beyond the end of the answer are counted as accepted but are no tokens of it.
-        """
-        told = self.tokens - (self.accepted or 0) - 1
-        if not self.accepted or self.chain is None:
-            return told
-        passes = -(-self.drafted // self.chain)
-        if self.mean is not None and self.mean > 1.02 and self.accepted / (self.mean - 1 + 0.0051) > told:
-            passes = max(passes, round(self.accepted / (self.mean - 1)))
-        return passes if told < passes <= told + self.chain else told
-
-    def possible(self) -> bool:
-        """Whether its counts can be: a cycle emits a token and drafts no more than the chain."""
-        if self.accepted and self.cycles < 1:
-            return False
-        return not self.drafted or self.chain is None or self.drafted <= self.chain * self.cycles
-
-    def verify_steps(self) -> int | None:
-        """Return the cycles that verified a draft; None where the numbers contradict each other."""
-        accepted, cycles = self.accepted or 0, self.cycles
-        if self.mean is None or self.mean <= 1.02 or not accepted:
-            return cycles
-        low, high = accepted / (self.mean - 1 + 0.0051), accepted / max(self.mean - 1 - 0.0051, 1e-3)
-        if low - 1e-9 <= cycles <= high + 1e-9:
-            return cycles
-        return min(round(accepted / (self.mean - 1)), cycles) if low <= cycles else None
-
-    def full_chain(self) -> int | None:
-        """Return the steps of a chain never cut short, but for the answer's last cycle: a guess from counts alone."""
-        steps = -(-self.drafted // self.cycles) if self.cycles > 0 else 0
-        return steps if steps and steps * self.cycles - self.drafted <= steps else None
-
-    def whole(self, steps: int) -> bool:
-        """Whether drafts were cut only as an answer's limit of tokens came near: at most 1 + 2 + ... + steps tokens."""
-        return steps * self.cycles - self.drafted <= steps * (steps + 1) / 2
 
 
 class LlamaLog:
@@ -179,7 +115,10 @@ class LlamaLog:
 
     def _stopped(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if found := _TASK.search(prefix):
-            self._busy.discard(b"/".join(found.groups()))
+            key = b"/".join(found.groups())
+            self._busy.discard(key)
+            if key in self._open:
+                self._open[key].released = True
 
     def _evaluated(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         if prefix.rstrip().endswith(b"prompt"):
@@ -187,17 +126,20 @@ class LlamaLog:
             self._latest = b"/".join(task.groups()) if task else b"line %d" % line
             return
         found = _EVAL.match(strip_ansi(text))
-        if found is None or b"perf" in prefix:
+        if found is None or b"perf" in prefix or b"llama_print_timings" in prefix:
             return
         self._seen = True
         key = self._key(prefix)
         if (before := self._open.get(key)) is not None and before.line < line - 2:
             before.shared |= key in self._shared
-        request = Request(eval_ms=float(found[1]), tokens=int(found[2]), line=line, shared=key in self._shared)
+        eval_ms = float(found[1]) * (1e3 if found[2] == b"s" else 1)
+        request = Request(eval_ms=eval_ms, tokens=int(found[3]), line=line, shared=key in self._shared)
         request.limit = self._limit
         if found["rate"] and not agree(request.tokens, request.eval_ms, float(found["rate"])):
             request.tokens = 0  # counted as damaged at the end
         self._open[key] = request
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
         if len(self._requests) < 2**17:
             self._requests.append(request)
 
@@ -207,9 +149,13 @@ class LlamaLog:
         found, request = _DRAFT.match(text), self._open.get(self._key(prefix)) or self._open.get(self._latest)
         if found is None or request is None:
             self.reading.dropped["draft line cut off, or without its request"] += 1
+            if request is not None:
+                request.tokens = 0  # it drafted: it must not pass for plain decoding
             return
-        rate, accepted, drafted = float(found[1]), int(found[2]), int(found[3])
-        if accepted > drafted or abs(accepted / max(drafted, 1) - rate) > 0.6 * 10.0 ** (2 - len(found[1])):
+        accepted, drafted = int(found[3]), int(found[4])
+        scale = 0.01 if found[2] else 1.0
+        digit = scale * 10.0 ** -len(found[1].partition(b".")[2])
+        if accepted > drafted or abs(accepted / max(drafted, 1) - scale * float(found[1])) > 0.6 * digit:
             self.reading.dropped["draft line whose numbers contradict each other"] += 1
             request.tokens = 0
             return
@@ -314,6 +260,10 @@ class LlamaLog:
 
     def _server(self) -> None:
         reading, given = self.reading, self.given
+        drafted = [request.released for request in self._requests if request.drafted]
+        if drafted and all(drafted) and self._requests[-1].accepted is None and not self._requests[-1].released:
+            reading.dropped["the last request, of which the log ends before it says whether it drafted"] += 1
+            self._requests.pop()
         requests = [r for r in self._requests if r.tokens > 1 and r.eval_ms > 0]
         reading.dropped["requests of one token, or damaged"] += len(self._requests) - len(requests)
         known = given.shape.num_steps if given.shape is not None else self._limit
@@ -349,89 +299,3 @@ class LlamaLog:
                 time_ms *= chain / mean
             row = {"num_steps": chain, "batch": 1} | summarise([time_ms]).row("time_ms")
             self.reading.draft.append(row | {"note": note})
-
-
-def agree(tokens: int, eval_ms: float, rate: float) -> bool:
-    """Whether a printed rate is that of its tokens and time, the first token counted (older builds) or not."""
-    if eval_ms <= 0:
-        return False
-    own, slack = 1e3 * tokens / eval_ms, 0.006 + 0.0005 * rate
-    return abs(own - rate) <= slack or abs(own - 1e3 / eval_ms - rate) <= slack
-
-
-def group(requests: list[Request], known: int | None, groups: dict[tuple[int, bool], list[Request]]) -> int:
-    """Sort requests by the steps of their chain (0: plain decoding), whole or not; return how many have none known.
-
-    What each says itself comes first, then the engine's or the user's number, then that of requests never cut short.
-    """
-    own = Counter(steps for r in requests if r.drafted and (steps := r.full_chain()))
-    strays = stray_steps(own)
-    longest = max(own.keys() - strays, default=0)
-    for request in requests:
-        # An answer's end cuts its last drafts short: of a few cycles alone the chain cannot be told.
-        if request.chain is None and known is None and request.full_chain() in (None, *strays):
-            request.limit = longest or None
-    unknown = 0
-    for request in requests:
-        steps = 0
-        if request.accepted is not None:
-            if not request.drafted:
-                continue
-            steps = len(request.rates) or request.limit or known or request.full_chain() or longest
-            if request.drafted > steps * request.cycles:  # what the other requests show, not this one
-                steps = request.full_chain() or 0
-            if not steps:
-                unknown += 1
-                continue
-        groups.setdefault((steps, request.whole(steps)), []).append(request)
-    return unknown
-
-
-def add_group(reading: Reading, steps: int, members: list[Request]) -> None:
-    """Add the cycle and acceptance of requests that drafted alike."""
-    alone = [r for r in members if not r.shared]
-    reading.dropped["not timed: several slots were busy"] += len(members) - len(alone)
-    reading.used["requests"] += len(members)
-    cycles, accepted = sum(r.cycles for r in members), sum(r.accepted or 0 for r in members)
-    if alone:
-        summary = summarise([r.eval_ms / r.cycles for r in alone], band=2.0)
-        near = [r for r in alone if summary.value / 2 <= r.eval_ms / r.cycles <= 2 * summary.value]
-        reading.dropped["not timed: far from the median"] += len(alone) - len(near)
-        row: dict[str, Any] = {"num_steps": steps, "batch": 1}
-        drafted, verified = sum(r.drafted for r in near), sum(r.cycles for r in near)
-        if steps * verified - drafted > steps * len(near):  # more than the last cycle of each answer was cut
-            row["mean_draft_tokens"] = rounded(drafted / verified)
-        row |= summary.row("cycle_ms")
-        what = "tokens - accepted - 1" if steps else "tokens - 1"
-        row["note"] = f"{reading.source}: eval time over {what}, median of {len(near)} requests"
-        reading.cycles.append(row)
-    if not steps:
-        return
-    note = f"{reading.source}: {len(members)} requests"
-    by_position = _by_position(members, steps)
-    if by_position is not None:
-        entry = {"drafts": cycles, "prompts": len(members), "accepted_per_position": by_position, "note": note}
-        reading.acceptance.append({"num_steps": steps} | entry)
-        return
-    lengths = Lengths()
-    for r in members:
-        lengths.add(1 + (r.accepted or 0) / r.cycles, r.cycles)
-    entry = lengths.row(Shape(num_steps=steps)) | {"prompts": len(members)}
-    empty = cycles - sum(r.verify_steps() or r.cycles for r in members)
-    note += f": 1 + {accepted} accepted / {cycles} cycles"
-    entry["note"] = note + (f", of which {empty} drafted nothing" if empty > 0 else "")
-    reading.acceptance.append(entry)
-
-
-def _by_position(members: list[Request], steps: int) -> list[int] | None:
-    """Return pooled counts by position, if every request lists them; an empty draft accepts nothing at any position."""
-    total = [0] * steps
-    for r in members:
-        tried = r.verify_steps()
-        if not r.rates or len(r.rates) != steps or tried is None:
-            return None
-        counts = counts_at_positions(r.rates, tried, r.accepted, r.half_digit)
-        if counts is None:
-            return None
-        total = [a + b for a, b in zip(total, counts, strict=True)]
-    return total

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from specmodel.engines.llamacpp import Request, add_group, agree, group
+from specmodel.engines.llamacpp_requests import Request, add_group, agree, group
 from specmodel.engines.prometheus import Scrape
 from specmodel.engines.reading import REPEAT_SD, Given, Reading, Shape, add_length, number, rounded, summarise, whole
 from specmodel.engines.redact import model_name

@@ -13,6 +13,8 @@ __all__ = ["Pasted", "Scrape", "difference", "parse"]
 MAX_PASTED = 2**17
 
 _LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([-+]?[\w.+-]+)(?:\s+-?\d+(?:\.\d+)?)?\s*(?:#.*)?$")
+_UNDERSCORED = re.compile(r"^(sglang|vllm|llamacpp)_")
+"""OpenTelemetry and some databases take no colon in a name."""
 _LABEL = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -72,6 +74,7 @@ def parse(text: str) -> list[Scrape]:
             scrapes[-1].damaged_lines += 1
             continue
         name, labels, number = found.groups()
+        name = _UNDERSCORED.sub(r"\1:", name)
         if name.endswith("_created"):
             continue
         try:

@@ -50,7 +50,7 @@ _JSON: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
 )
 
 _KEY = re.compile(rb'"([A-Za-z_]\w{0,80})"\s*:')
-_SAMPLE = re.compile(rb"(?m)^(sglang:|vllm:|llamacpp:|trtllm_)[\w:]+(?:\{[^}\n]*\})?\s+[-+]?[\d.]")
+_SAMPLE = re.compile(rb"(?m)^(sglang[:_]|vllm[:_]|llamacpp[:_]|trtllm_)[\w:]+(?:\{[^}\n]*\})?\s+[-+]?[\d.]")
 _TABLE = re.compile(rb"(?m)^.{0,200}(?:# *nThread \d|#\s+Rank\s+\d+ .*Pid|redop\s+(?:root\s+)?time)")
 _NSYS = re.compile(rb'(?m)^"?(?:Time \(%\)|Range)"?,.{0,40}Total (?:Proj )?Time \(')
 _LLAMA_BENCH = re.compile(llama_bench.FORMAT.pattern.encode())
@@ -97,9 +97,7 @@ def _format(head: bytes) -> str:
     if logged(start):
         return "log"
     if found := _SAMPLE.search(start):
-        return {b"sglang:": "sglang", b"vllm:": "vllm", b"llamacpp:": "llamacpp"}.get(
-            found[1], "trtllm"
-        ) + "-prometheus"
+        return f"{found[1][:-1].decode()}-prometheus"
     if _TABLE.search(start):
         return "nccl-table"
     if _LLAMA_BENCH.search(start):

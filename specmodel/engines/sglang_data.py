@@ -58,6 +58,9 @@ def server_info(reading: Reading, documents: Iterable[Any], given: Given) -> Non
         if length is not None and shape.num_steps:
             add_length(reading, shape, length, f"{reading.source}: avg_spec_accept_length, cumulative, rounds unknown")
         steps = mapping(state, "step_time_dict")
+        if steps and (question := _other_unit(state, steps, length or 1.0)):
+            reading.questions.append(question)
+            continue
         for key in sorted(steps, key=lambda key: (len(key), key)):
             batch = int(key) if key.isascii() and key.isdigit() and len(key) < 7 else 0
             listed = [number({"t": t}, "t", high=100) for t in sequence(steps, key)]
@@ -71,6 +74,19 @@ def server_info(reading: Reading, documents: Iterable[Any], given: Given) -> Non
             note = f"{reading.source}: step_time_dict, 20th percentile of {summary.count} rounds"
             row = shape.row() | {"batch": batch * args.data_parallel} | summary.row("cycle_ms") | {"note": note}
             reading.cycles.append(row)
+
+
+def _other_unit(state: Any, steps: dict[str, Any], length: float) -> str | None:
+    """Say where step times are not in seconds by the throughput beside them, which is that of one of their batches."""
+    throughput = number(state, "last_gen_throughput")
+    listed = [(key, number({"t": t}, "t")) for key in steps for t in sequence(steps, key)]
+    speeds = [int(key) * length / t for key, t in listed if t and key.isascii() and key.isdigit() and len(key) < 7]
+    if throughput is None or not speeds or throughput < 20 * max(speeds):
+        return None
+    return (
+        f"step_time_dict gives at most {max(speeds):.3g} tok/s, last_gen_throughput is {throughput:g}: are its "
+        "times in seconds, as SGLang has them? They are left out"
+    )
 
 
 def _active_shape(state: Any, args: sglang_args.ServerArgs) -> Shape | None:

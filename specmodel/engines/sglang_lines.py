@@ -13,18 +13,20 @@ __all__ = ["WANTED", "Layout", "definitions", "fitting_tokens", "layout_of"]
 
 WANTED = ("length", "rate", "running", "graph", "tokens", "throughput")
 NAMES = {
-    "#running-req": "running",
-    "#token": "tokens",
-    "#full token": "tokens",
-    "accept len": "length",
-    "accept rate": "rate",
-    "gen throughput (token/s)": "throughput",
-    "cuda graph": "graph",
-    "npu graph": "graph",
-    "musa graph": "graph",
-    "cpu graph": "graph",
+    "running-req": "running",
+    "token": "tokens",
+    "full-token": "tokens",
+    "accept-len": "length",
+    "accept-rate": "rate",
+    "gen-throughput-(token/s)": "throughput",
+    "cuda-graph": "graph",
+    "npu-graph": "graph",
+    "musa-graph": "graph",
+    "cpu-graph": "graph",
+    "queue-req": "queue",
 }
-LAST = b"#queue-req"
+"""Names in one spelling: see `_spelling`."""
+LAST = "queue"
 """The last field of every version; a line without it is cut off."""
 HALF_CENT = 0.0051
 """Half of the last printed digit, and a little."""
@@ -49,6 +51,8 @@ class Layout:
 
     pattern: re.Pattern[bytes]
     places: tuple[int, ...]
+    must_end: bool
+    """Whether its last value is a count, in which a cut does not show: a line that no other follows is not read."""
 
 
 def layout_of(text: bytes) -> Layout | None:
@@ -63,24 +67,37 @@ def layout_of(text: bytes) -> Layout | None:
     fields: list[str | None] = []
     for part in text[start.end() :].split(b", "):
         name, colon, _ = part.partition(b": ")
-        known = NAMES.get(name.decode("utf-8", "replace"))
+        known = NAMES.get(_spelling(name))
         if not colon or (known is not None and known in fields):
             break
         names.append(name)
         fields.append(known)
-        if name == LAST:
-            break
-    if "throughput" not in fields or "running" not in fields or names[-1] != LAST:
+    while fields and fields[-1] is None:
+        names.pop()
+        fields.pop()
+    if not {"throughput", "running", LAST} <= set(fields):
         return None
     value = rb"[^,\r\n\[\x1b]*"
     parts = [
         re.escape(name) + b": " + (b"(" + value + b")" if known else value)
-        for name, known in zip(names[:-1], fields, strict=False)
+        for name, known in zip(names, fields, strict=True)
     ]
+    # A cut shows in the last value: no one reads all of #queue-req, decimals are two, words are whole; counts must end.
+    end = {LAST: rb"(\d)", "graph": rb"(True|False)\b", "running": rb"(\d+),?\s*$", "tokens": rb"(\d+),?\s*$"}
+    parts[-1] = re.escape(names[-1]) + b": " + end.get(str(fields[-1]), rb"(\d+\.\d\d)\b")
     captured = [known for known in fields if known]
     places = (captured.index(name) + 1 if name in captured else len(captured) + 1 for name in WANTED)
-    pattern = re.compile(_START.pattern + b", ".join([*parts, re.escape(LAST) + rb": \d"]) + _ABSENT)
-    return Layout(pattern, tuple(places)) if pattern.match(text) else None
+    pattern = re.compile(_START.pattern + b", ".join(parts) + _ABSENT)
+    if not pattern.match(text):
+        return None
+    return Layout(pattern, tuple(places), fields[-1] in ("running", "tokens"))
+
+
+def _spelling(name: bytes) -> str:
+    """Return a name as `NAMES` spells it: without #, plural and underscore, units and lengths in one way."""
+    plain = name.decode("utf-8", "replace").lower().lstrip("#").replace("_", "-").replace(" ", "-")
+    plain = plain.replace("length", "len").replace("tokens/s", "token/s").replace("tok/s", "token/s")
+    return plain.removesuffix("s")
 
 
 def definitions(length: float, rate: float, shape: Shape) -> list[str]:
@@ -89,9 +106,9 @@ def definitions(length: float, rate: float, shape: Shape) -> list[str]:
     return [name for name, define in ERAS.items() if abs(define(length, shape) - rate) <= slack]
 
 
-def fitting_tokens(pairs: Iterable[tuple[bytes, bytes]]) -> int | None:
+def fitting_tokens(pairs: Iterable[tuple[float, float]]) -> int | None:
     """Return the one number of verified tokens with which one definition holds for all but a few pairs of a log."""
-    numbers = [(float(length), float(rate)) for length, rate in pairs]
+    numbers = list(pairs)
     if len(numbers) < 5:
         return None
     fits = set()

@@ -82,7 +82,7 @@ class SglangLog:
         self._here: dict[Key, _Kind] = self._kinds.setdefault(self._shape, {})
         self._groups: dict[tuple[Shape | None, int, bytes | None], _Group] = {}
         self._lengths: dict[Shape | None, Lengths] = {}
-        self._pairs: list[tuple[bytes, bytes]] = []
+        self._pairs: list[tuple[float, float]] = []
         self._eras: Counter[str] = Counter()
         self._ranks: dict[bytes, list[Any]] = {}
         self._graph = [0, 0]
@@ -118,11 +118,12 @@ class SglangLog:
 
     def _decode(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         layout = self._layout
-        found = layout.pattern.match(text) if layout is not None else None
+        readable = layout is not None and (complete or not layout.must_end)
+        found = layout.pattern.match(text) if layout is not None and readable else None
         if layout is None or found is None:
             layout = layout_of(text)
             found = layout.pattern.match(strip_ansi(text)) if layout is not None else None
-            if layout is None or found is None:
+            if layout is None or found is None or (layout.must_end and not complete):
                 self.reading.dropped["decode line cut off"] += 1
                 self._ranks.setdefault(self._rank(prefix), [0, ""])[1] = AFTER_DAMAGE
                 return
@@ -210,9 +211,9 @@ class SglangLog:
             return None
         if rate_text is None:
             return max(length, 1.0)
-        rate = float(rate_text)
+        rate = float(rate_text.rstrip(b"%")) / (100 if rate_text.endswith(b"%") else 1)
         if shape is None:
-            self._pairs += [(length_text, rate_text)] * (len(self._pairs) < MAX_KINDS)
+            self._pairs += [(length, rate)] * (len(self._pairs) < MAX_KINDS)
         elif self._rate_is_defined():
             holds = definitions(length, rate, shape)
             self._eras.update(holds or ("none",))

@@ -98,7 +98,7 @@ class _Steps:
 _ITER = re.compile(rb"iter = (\d{1,12})\b")
 _RANK = re.compile(rb"\s*[=:]\s*(\d+)")
 _COUNT = re.compile(rb"['\"]?\s*[=:]\s*(\d{1,8})\b")
-_DEVICE = re.compile(rb"\s*[=:]\s*(\d{1,9}(?:\.\d+)?)ms\b")
+_DEVICE = re.compile(rb"\s*[=:]\s*(\d{1,9}(?:\.\d+)? ?(?:ms|us|s))\b")
 _STAMP = re.compile(rb"\[(\d\d)/(\d\d)/(\d{4})-")
 
 
@@ -107,6 +107,12 @@ def _after(text: bytes, name: bytes, value: re.Pattern[bytes]) -> bytes | None:
     at = text.find(name)
     found = value.match(text, at + len(name)) if at >= 0 else None
     return found[1] if found is not None else None
+
+
+def _ms(time: bytes) -> float:
+    """Return milliseconds of a time with its unit."""
+    value = float(time.rstrip(b" mus"))
+    return value if time.endswith(b"ms") else value / 1e3 if time.endswith(b"us") else value * 1e3
 
 
 class TrtllmLog:
@@ -151,7 +157,7 @@ class TrtllmLog:
             return
         tokens, requests, contexts = int(generated), int(scheduled), int(prefilled)
         device = _after(text, b"prev_device_step_time", _DEVICE)
-        steps.previous(self.reading, int(found[1]), float(device) if device else None, line)
+        steps.previous(self.reading, int(found[1]), _ms(device) if device else None, line)
         if contexts or requests < 1 or tokens % requests or tokens < requests or tokens > 100 * requests:
             self.reading.dropped["not timed: prefill, or drafts of different lengths"] += 1
             steps.now(None)

@@ -29,7 +29,7 @@ CONTRADICTION = "metrics line whose numbers contradict each other"
 _ACCEPTED = re.compile(rb"Accepted: (\d{1,12}) tokens")
 _DRAFTED = re.compile(rb"Drafted: (\d{1,12}) tokens")
 _MEAN = re.compile(rb"Mean acceptance length: (\d{1,4}\.\d+)")
-_RATES = re.compile(rb"Per-position acceptance rate: ((?:\d\.\d+)(?:, \d\.\d+)*)")
+_RATES = re.compile(rb"Per-position acceptance rate: \[?(\d{1,3}\.\d+%?(?:, \d{1,3}\.\d+%?)*)")
 _THROUGHPUT = re.compile(rb"Accepted throughput: (\d+\.\d+) tokens/s")
 _STATS = re.compile(
     rb"Avg prompt throughput: (?P<prompt>\d+\.\d+) tokens/s.*?"
@@ -39,6 +39,9 @@ _ITERATION = re.compile(
     rb"Iteration\(\d+\): (\d{1,7}) context requests, \d+ context tokens, (\d{1,7}) generation requests, "
     rb"(\d{1,8}) generation tokens, iteration elapsed time: (\d{1,7}\.\d+) ms(?P<dummy> \(dummy\))?"
 )
+_COUNTED = re.compile(rb"(\d{1,8}) (context requests|generation requests|generation tokens)\b")
+_COUNTS = (b"context requests", b"generation requests", b"generation tokens")
+_ELAPSED = re.compile(rb"elapsed(?: time)?: (\d{1,7}\.\d+) ?(ms|s)\b")
 _V0 = {
     name: re.compile(rb"%s: (\d+(?:\.\d+)?)" % name.encode())
     for name in (
@@ -90,10 +93,14 @@ def _parse_metrics(text: bytes) -> _Metrics | str:
     if rates_text is None and mean_text is None:
         return _Metrics(accepted=accepted, drafted=drafted)
     printed = rates_text[1].split(b", ") if rates_text else []
-    if not printed or len({len(rate) for rate in printed}) > 1:
+    percent = bool(printed) and printed[0].endswith(b"%")
+    decimals = {len(rate.partition(b".")[2]) for rate in printed}
+    if len(decimals) != 1 or any(rate.endswith(b"%") != percent for rate in printed):
         return "metrics line cut off"
-    rates = [float(rate) for rate in printed]
-    half_digit = 0.5 * 10.0 ** -len(printed[0].partition(b".")[2])
+    # Above 1 they are percent, with a sign or without; the sum and the mean tell whether that is so.
+    scale = 0.01 if percent or any(float(rate) > 1 for rate in printed) else 1.0
+    rates = [scale * float(rate.rstrip(b"%")) for rate in printed]
+    half_digit = 0.5 * scale * 10.0 ** -(decimals.pop() - percent)
     total, slack = sum(rates), len(rates) * half_digit + 0.006
     bonus = None
     if mean_text is not None:
@@ -264,18 +271,27 @@ class VllmLog:
 
     def _iteration(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         self._seen = True
-        found = _ITERATION.match(strip_ansi(text))
-        if found is None:
-            self.reading.dropped["iteration line cut off"] += 1
-            return
-        context, requests, tokens = int(found[1]), int(found[2]), int(found[3])
-        if context or found["dummy"] or requests < 1:
+        plain = strip_ansi(text)
+        found = _ITERATION.match(plain)
+        if found is not None:
+            context, requests, tokens = int(found[1]), int(found[2]), int(found[3])
+            time_ms, dummy = float(found[4]), found["dummy"] is not None
+        else:
+            # Another order, other fields between, another unit.
+            counts = {name: int(count) for count, name in _COUNTED.findall(plain)}
+            elapsed = _ELAPSED.search(plain)
+            if elapsed is None or len(counts) < 3:
+                self.reading.dropped["iteration line cut off"] += 1
+                return
+            context, requests, tokens = (counts[name] for name in _COUNTS)
+            time_ms, dummy = float(elapsed[1]) * (1e3 if elapsed[2] == b"s" else 1), b"(dummy)" in plain
+        if context or dummy or requests < 1:
             self.reading.dropped["not timed: iteration with prefill, or without requests"] += 1
         elif tokens < requests or tokens % requests or tokens // requests > 100:
             self.reading.dropped["not timed: iteration with drafts of different lengths"] += 1
         else:
             place = (tokens // requests - 1, requests * self.args.data_parallel)
-            (self._iterations.get(place) or self._iterations.setdefault(place, Samples())).add(float(found[4]), line)
+            (self._iterations.get(place) or self._iterations.setdefault(place, Samples())).add(time_ms, line)
 
     def _date(self, prefix: bytes) -> None:
         if self.reading.date is None and (found := _DATE.search(prefix)):
