@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from specmodel.errors import SpecModelError
-
 __all__ = ["write"]
 
 
@@ -24,6 +22,8 @@ def write(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
+        from specmodel.errors import SpecModelError  # not above: `--help` is to import nothing heavy
+
         # What is still buffered cannot be written at exit either: let it go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SpecModelError(f"standard output cannot be written: {error.strerror}") from error
