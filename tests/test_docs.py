@@ -28,7 +28,13 @@ examples = loaded(ROOT / "tests" / "docs_examples.py")
 PAGES = {str(page.relative_to(ROOT)): page for page in examples.pages()}
 
 
-@pytest.mark.parametrize("name", PAGES)
+# Every command is a process: those of the how-to pages and of the reference take a minute.
+SLOW_PAGES = ("docs/howto/", "docs/reference/")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n.startswith(SLOW_PAGES) else n for n in PAGES]
+)
 def test_examples_of_the_page(name: str) -> None:
     page = examples.check(PAGES[name])
     assert not page.faults, "\n\n".join(page.faults)

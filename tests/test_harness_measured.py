@@ -25,6 +25,7 @@ def test_there_are_measurements_with_raw_samples():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name.partition(".samples")[0])
 def test_the_calibration_is_what_its_samples_say(path):
     content = read_samples(path)

@@ -504,6 +504,7 @@ def small() -> list[Calibration]:
     return [sweep(BOTH), tables("two"), four]
 
 
+@pytest.mark.slow
 def test_the_page_is_written_with_its_figures_and_the_same_again(tmp_path: Path, small: list[Calibration]) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
