@@ -80,10 +80,13 @@ def acceptance_lengths(conditional: ArrayLike) -> Array:
 
 
 def acceptance_variance(survival: ArrayLike) -> Array:
-    """Variance of the tokens a cycle: ``sum (2k+1) S_k - E[N]^2`` with S_0 = 1, over the last axis."""
+    """Variance of the tokens a cycle: ``sum (2k+1) S_k - E[N]^2`` with S_0 = 1, over the last axis.
+
+    Written as ``sum_j S_j ((1 - S_j) + 2 sum_{i<j} (1 - S_i))``, the same without a difference of large numbers.
+    """
     s = np.asarray(survival, dtype=float)
-    k = np.arange(1, s.shape[-1] + 1)
-    return np.asarray(1.0 + np.sum((2 * k + 1) * s, axis=-1) - acceptance_length(s) ** 2)
+    missed = 1.0 - s
+    return np.asarray(np.sum(s * (2.0 * np.cumsum(missed, axis=-1) - missed), axis=-1))
 
 
 def constant_acceptance_length(alpha: ArrayLike, num_steps: ArrayLike) -> Array:

@@ -67,24 +67,29 @@ def overlap_acceptance(target: ArrayLike, draft: ArrayLike, lenience: float = 1.
     return np.asarray(np.sum(np.minimum(p / lenience, q), axis=-1))
 
 
+_SHORT = 64
+"""Longest chain whose moments are summed term by term."""
+
+
 def constant_acceptance_variance(alpha: ArrayLike, num_steps: ArrayLike) -> Array:
     """Variance of the tokens a cycle: that of a geometric variable capped at n = K + 1.
 
-    ``[a (1 - a^(2n-1)) - (2n-1) a^n (1-a)] / (1-a)^2``; near a = 1, where that cancels, by the moments of the
-    shortfall ``n - N``, ``P(n - N >= j) = 1 - a^(n-j)``.
+    ``[a (1 - a^(2n-1)) - (2n-1) a^n (1-a)] / (1-a)^2``; near a = 1 and for short chains, where that cancels, the sum
+    of positive terms of `acceptance.acceptance_variance`.
     """
     a, K = broadcast_floats(alpha, num_steps)
     n, gap = K + 1.0, 1.0 - a
     with np.errstate(divide="ignore", invalid="ignore"):
         closed = (a * (1.0 - a ** (2 * n - 1)) - (2 * n - 1) * a**n * gap) / gap**2
         log_a = np.log(a)
-    first, second = np.zeros(a.shape), np.zeros(a.shape)
-    near = gap < 0.01
-    for j in range(1, int(np.max(K, where=near, initial=0.0)) + 1):
-        at_least = np.where(near & (j < n), -np.expm1(np.where(near, log_a, 0.0) * np.maximum(n - j, 0.0)), 0.0)
-        first += at_least
-        second += (2 * j - 1) * at_least
-    return np.asarray(np.where(near, second - first**2, closed))
+    total, missed = np.zeros(a.shape), np.zeros(a.shape)
+    summed = (a > 0.0) & ((gap < 0.01) | (K <= _SHORT))
+    rate = np.where(summed, log_a, 0.0)
+    for j in range(1, int(np.max(K, where=summed, initial=0.0)) + 1):
+        miss = -np.expm1(j * rate)
+        total += np.where(j <= K, np.exp(j * rate) * (miss + 2.0 * missed), 0.0)
+        missed += miss
+    return np.asarray(np.where(summed, total, closed))
 
 
 def walltime_factor(alpha: ArrayLike, num_steps: ArrayLike, step_cost: ArrayLike) -> Array:
