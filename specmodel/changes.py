@@ -290,7 +290,7 @@ def _check_set(name: str, target: Target, value: float, text: str) -> None:
     elif name == "acceptance_length" and 0.0 <= value < 1.0:
         hint = f"; the bonus token counts; for a probability write acceptance={value:g}"
     unit = f" {target.unit}" if target.unit else ""
-    most = f" and {target.most:,.10g}" if target.most < 1e9 else ""
+    most = f" and {target.most:,.10g}" if target.most < 1e9 or value > target.most else ""
     allowed = f"between {target.least:g}{most}{unit}" if most else f"{target.least:g}{unit} or more"
     raise UsageError(f"{text}: must be {allowed}{hint}")
 

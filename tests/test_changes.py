@@ -63,6 +63,7 @@ HOSTILE = {
     "verify=1e400": "must be a number",
     "verify=1_000": "must be a number",
     "verify=-3": "must be 0 ms or more",
+    "verify=1e300": "between 0 and ",
     "verify*=-1": "0 or more",
     "verify/=0": "above 0",
     "verify=73%": "% of what? Write verify*=0.73",
