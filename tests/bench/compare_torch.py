@@ -1,16 +1,23 @@
 """Compare the harness with PyTorch on the same GPU: matrix products, and a whole dense verify pass in a CUDA graph.
 
-Usage: python compare_torch.py BINARY [--layers 32] [--rounds 20]. Prints one table of products and one of passes;
-nothing here passes or fails. Products are sampled in turn, a round of the harness and a round of PyTorch, each sample
-after a rest of 10 ms, so that both run at the same clocks. PyTorch is asked for its products twice: as it comes, and
-through cuBLASLt with the harness's workspace, which is what the harness's first choice is compared with.
+Usage: python compare_torch.py BINARY [--layers 32] [--rounds 20] [--logs FOLDER]. Prints one table of products and one
+of passes; nothing here passes or fails. Products are sampled in turn, a round of the harness and a round of PyTorch,
+each sample after a rest of 10 ms, so that both run at the same clocks. PyTorch is asked for its products twice: as it
+comes, and through cuBLASLt with the harness's workspace, which is what the harness's first choice is compared with.
+
+What must be equal for that is made so, or shown: both load the same cuBLASLt; a graph is queued whole before it may
+start, as behind the harness's gate, and samples that were not are counted; a graph of one empty kernel shows what a
+start costs; --logs keeps what cuBLASLt says of the algorithm of each product in both programs (its own log, of an
+untimed run).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -35,6 +42,8 @@ PRODUCTS = [
 ROWS = (1, 8, 16, 64, 512)
 PASSES = ((1, 1, 1024), (1, 8, 1024), (8, 1, 1024), (64, 1, 1024), (1, 64, 1024), (16, 4, 1024))  # batch, rows, context
 LIBRARIES = ("default", "cublaslt")
+HOLD_MS = 2.0  # queueing a graph takes Python a tenth of it, and more after a rest
+late: list[float] = []  # milliseconds of the samples whose graph was not queued in time
 
 
 def say(line: str) -> None:
@@ -59,14 +68,36 @@ def captured(body) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def cublaslt() -> tuple[str, str]:
+    """Where the cuBLASLt lies that this program has loaded, and its version as the harness writes it."""
+    torch.mm(*(torch.ones(16, 16, device="cuda", dtype=torch.bfloat16) for _ in range(2)))
+    found = re.search(r"(/\S*/libcublasLt\.so\S*)", Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if found is None:
+        raise SystemExit("PyTorch has loaded no cuBLASLt")
+    library = ctypes.CDLL(found.group(1))
+    library.cublasLtGetVersion.restype = ctypes.c_size_t
+    version = library.cublasLtGetVersion()
+    return str(Path(found.group(1)).parent), f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+def harness_environment() -> dict[str, str]:
+    """The environment in which the harness loads the cuBLASLt of PyTorch."""
+    paths = [cublaslt()[0], *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)}
+
+
 def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
-    """Milliseconds of one replay, after a rest."""
+    """Milliseconds of one replay, after a rest; queued whole before it may start, as behind the harness's gate."""
     time.sleep(0.01)
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(200_000)  # about 0.1 ms: the replay is queued before it may start
+    begin = time.perf_counter()
+    torch.cuda._sleep(round(2e6 * HOLD_MS))  # cycles; no SM clock is above 2 GHz
     first.record()
     graph.replay()
     last.record()
+    queued_ms = 1000 * (time.perf_counter() - begin)
+    if first.query():
+        late.append(queued_ms)
     torch.cuda.synchronize()
     return first.elapsed_time(last)
 
@@ -100,17 +131,37 @@ def torch_products() -> tuple[dict[tuple[str, int, int, int], tuple[torch.cuda.C
     return graphs, kept
 
 
+def product_command(binary: str) -> tuple[list[tuple[int, int, int]], list[str]]:
+    """The shapes of all products, and the command that times them in the harness."""
+    shapes = [(rows, outer, inner) for _, outer, inner in PRODUCTS for rows in ROWS]
+    return shapes, [binary, "products", "--shapes", ",".join(f"{r}x{o}x{i}" for r, o, i in shapes)]
+
+
+def keep_logs(binary: str, folder: Path) -> None:
+    """Write what cuBLASLt says of the algorithms in both programs; nothing is timed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    this = [sys.executable, str(Path(__file__).resolve()), binary, "--products-once"]
+    for name, command in (("harness", product_command(binary)[1]), ("torch", this)):
+        env = {**harness_environment(), "CUBLASLT_LOG_LEVEL": "5", "CUBLASLT_LOG_FILE": str(folder / f"{name}.log")}
+        subprocess.run(command, env=env, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
 def compare_products(binary: str, rounds: int) -> None:
     """Sample the products of both programs in turn and print their medians."""
-    shapes = [(rows, outer, inner) for _, outer, inner in PRODUCTS for rows in ROWS]
-    command = [binary, "products", "--shapes", ",".join(f"{r}x{o}x{i}" for r, o, i in shapes)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
+    shapes, command = product_command(binary)
+    env = harness_environment()
+    theirs = json.loads(subprocess.run([binary, "version"], env=env, check=True, capture_output=True).stdout)
+    say(f"cuBLASLt: harness {theirs['cublaslt']}, PyTorch {cublaslt()[1]}")
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
         assert harness.stdin
         assert harness.stdout
         harness.stdout.readline()  # all algorithms are chosen
         graphs, _kept = torch_products()
+        one = torch.zeros(1, device="cuda")
+        empty = captured(lambda: one.add_(1))
         samples: dict[tuple, list[float]] = {}
         time.sleep(2)  # choosing algorithms has heated the card
+        late.clear()
         for _ in range(rounds):
             harness.stdin.write("\n")
             harness.stdin.flush()
@@ -120,7 +171,10 @@ def compare_products(binary: str, rounds: int) -> None:
                     samples.setdefault((key, *shape), []).append(answer[key])
             for (library, *shape), (graph, copies) in graphs.items():
                 samples.setdefault((library, *shape), []).append(replay_ms(graph) / copies)
+            samples.setdefault(("empty",), []).append(replay_ms(empty))
         harness.stdin.close()
+    empty_ms, replays = statistics.median(samples["empty",]), rounds * (len(graphs) + 1)
+    say(f"PyTorch: a graph of one small kernel {empty_ms:.4f} ms; {len(late)} of {replays} graphs queued too late")
     say(f"{'product':8} {'rows':>4} | {'torch':>8} {'torch Lt':>8} {'first':>8} {'tuned':>8} ms | "
         f"{'first/Lt':>8} {'tuned/best':>10} | {'MHz':>5}")  # fmt: skip
     equal, best = [], []
@@ -220,7 +274,8 @@ def harness_passes(binary: str, layers: int) -> dict[tuple[int, int, int], dict]
                 {"protocol": "specmodel.harness-job/1", "model": model, "points": points, "limits": {"min_ms": 300}}
             )
         )
-        subprocess.run([binary, "run", "--job", str(job), "--output", str(output)], check=True)
+        command = [binary, "run", "--job", str(job), "--output", str(output)]
+        subprocess.run(command, env=harness_environment(), check=True)
         records = [json.loads(line) for line in output.read_text().splitlines()]
     return {tuple(int(n) for n in r["key"].split("-")): r for r in records if r["record"] == "point"}
 
@@ -231,8 +286,15 @@ def main() -> None:
     parser.add_argument("binary")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--logs", type=Path, help="folder for what cuBLASLt says of the algorithms")
+    parser.add_argument("--products-once", action="store_true", help="capture PyTorch's products, time nothing")
     arguments = parser.parse_args()
+    if arguments.products_once:
+        torch_products()
+        return
     say(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    if arguments.logs:
+        keep_logs(arguments.binary, arguments.logs)
     compare_products(arguments.binary, arguments.rounds)
     torch.cuda.empty_cache()
     passes = harness_passes(arguments.binary, arguments.layers)
