@@ -21,6 +21,7 @@ from specmodel.harness.shapes import read_draft, read_shape
 H200 = known_gpu("NVIDIA H200")
 LLAMA = read_shape("Llama-3.1-8B")
 HEAD = read_draft("EAGLE3-Llama-3.1-8B", LLAMA)
+ROUTED = read_shape("Qwen3-30B-A3B")
 REQUEST = Request(
     target=LLAMA,
     draft=HEAD,
@@ -90,6 +91,9 @@ def test_keys_are_unique_and_hold_no_blanks():
         ({"steps": (0, MAX_ROWS)}, "--steps"),
         ({"world": 3}, "3 GPUs"),
         ({"target": dataclasses.replace(LLAMA, sliding_window=4096)}, "sliding_window 4096"),
+        ({"batches": (1, 16_384)}, r"65,536 tokens is wider .*\(65,535\)"),
+        ({"target": ROUTED, "batches": (1, 2048)}, r"8,192 tokens, each to 8 experts, is wider .*\(8,191\)"),
+        ({"target": ROUTED, "tokens": (1, 8192)}, "8,192 tokens, each to 8 experts"),
     ],
 )
 def test_requests_that_cannot_be_measured(changes, named):

@@ -25,6 +25,7 @@ __all__ = ["DRAFT_MODES", "Effort", "Plan", "Point", "Request", "build_points", 
 DraftMode = Literal["step", "cycle", "eager"]
 DRAFT_MODES: tuple[DraftMode, ...] = ("step", "cycle", "eager")
 MAX_ROWS = 128  # of one sequence in one pass: more than any tree of drafts in use
+_MAX_SLOTS = 65_535  # rows times experts of a token, in one pass: the harness counts them in 16 bits
 _CONTEXT_ROOM = 64  # tokens by which a context moves during cycles
 _MEMORY_SHARE = 0.95
 
@@ -265,6 +266,14 @@ def build_points(request: Request, gpu: Gpu) -> tuple[Point, ...]:
                 f"{shape.name}: sliding_window {shape.sliding_window} is shorter than a context of "
                 f"{max(request.contexts)}, which cannot be represented; ask for shorter --contexts"
             )
+    rows = max(max(request.batches) * (max(request.steps) + 1), max(request.tokens))
+    top = max(1, request.target.experts_per_token)
+    if rows * top > _MAX_SLOTS:
+        each = f", each to {top} experts," if top > 1 else ""
+        raise UsageError(
+            f"a pass of {rows:,} tokens{each} is wider than the harness is made for ({_MAX_SLOTS // top:,}); ask for "
+            "smaller --batches or fewer --steps"
+        )
     points = (
         *_verify_points(request, gpu),
         *_draft_points(request, gpu),

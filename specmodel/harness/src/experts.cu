@@ -112,6 +112,8 @@ __global__ void __launch_bounds__(128) top_experts_kernel(Experts e) {
     }
 }
 
+constexpr int most_slots = 65535;  // their prefix sum shares a word with that of the tiles
+
 // One block: counts per expert, their prefix sums, the list of tiles, and the slots sorted by expert.
 __global__ void __launch_bounds__(1024) plan_kernel(Experts e, int tiles_allowed, int tile_tokens) {
     __shared__ int counts[most_experts];
@@ -317,6 +319,7 @@ std::size_t expert_plan_size(int rows, int experts, int top) {
 }
 
 void route(const Experts& e, cudaStream_t stream) {
+    if (e.rows * e.top > most_slots) throw Refused("a pass of so many rows to so many experts cannot be routed");
     top_experts_kernel<<<static_cast<unsigned>((e.rows + 3) / 4), 128, 0, stream>>>(e);
     LAUNCH_CHECK("route (top experts)");
     plan_kernel<<<1, 1024, 0, stream>>>(e, most_tiles(e.rows, e.experts, e.top),
