@@ -87,6 +87,23 @@ def test_the_verify_graph_is_shorter_after_eager_drafts():
         assert 0.95 < ratio < 0.98
 
 
+def test_every_nccl_setting_of_two_gpus_was_measured_whole():
+    """Ring with each protocol and the default, with 1, 4, 16 and NCCL's own CTAs, and host-staged transfer."""
+    cal = io.load(MEASURED / "h200x2-llama-3.3-70b-nccl.yaml")
+    kinds = ("default", "ring-ll", "ring-ll128", "ring-simple")
+    names = {f"{kind}{ctas}" for kind in kinds for ctas in ("", "-1cta", "-4cta", "-16cta")} | {"host-staged"}
+    assert set(cal.comm_names) == names
+    tokens = {*range(1, 17), 24, 32, 64, 128}
+    tables = cal.measurements
+    for comm in names:
+        assert {row.tokens for row in tables.verify if row.comm == comm and row.cuda_graph} == tokens
+        sizes = {row.size_bytes for row in tables.allreduce if row.comm == comm and row.in_graph}
+        assert sizes == {2 * cal.model.hidden_size * n for n in tokens}
+        assert {row.num_steps for row in tables.draft if row.comm == comm} == set(range(1, 11))
+        assert {row.num_steps for row in cal.validation.cycles if row.comm == comm} == set(range(11))
+    assert all(setting.env["NCCL_NVLS_ENABLE"] == "0" for setting in cal.comm.values())
+
+
 @pytest.mark.parametrize("name", ["h200-llama-3.1-8b", "h200-qwen3-30b-a3b"])
 def test_one_machine_and_shape_take_less_than_ten_minutes(name):
     content = read_samples(MEASURED / f"{name}.samples.json.gz")
