@@ -238,6 +238,8 @@ def test_a_tree_of_the_schedule_is_replaced_and_said() -> None:
     assert sm.optimize(model, batch=1).best.topk == 4
     answer = sm.simulate(model, scenario(arrivals="closed:8", policies=("plain", "schedule")))
     assert any("recommends a tree at batch 1, 8;" in text for text in answer.warnings)
+    answer = sm.simulate(model, scenario(arrivals="closed:4", policies=("plain", "schedule")))
+    assert any("recommends a tree at batch 1;" in text for text in answer.warnings)  # batch 8 is never reached
     assert not any(
         "tree" in text for text in sm.simulate(model, scenario(arrivals="closed:8", policies=("plain",))).warnings
     )
