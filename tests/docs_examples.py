@@ -11,7 +11,9 @@ What a fenced block means by its language:
 - ``yaml``: a calibration, or part of one; it must load. With ``:caption: NAME`` (a ``{code-block}``) the file NAME is
   there for the commands of the page.
 - ``json``: must be JSON.
-- ``sh``, ``text``, ``ini``, ``dockerfile`` and ``math``: not run.
+- ``sh``: needs a GPU, a server or minutes, so it is not run; it must be shell, and the arguments of each ``specmodel``
+  command in it must be ones that the command takes.
+- ``text``, ``ini``, ``dockerfile`` and ``math``: not run.
 
 Printed numbers may differ by two percent or by one in their last digit, as they do from one linear algebra library to
 another.
@@ -19,10 +21,15 @@ another.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import doctest
+import importlib
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -33,8 +40,8 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LANGUAGES = {"console", "pycon", "yaml", "json"}
-NOT_RUN = {"sh", "text", "ini", "dockerfile", "math"}
+LANGUAGES = {"console", "pycon", "yaml", "json", "sh"}
+NOT_RUN = {"text", "ini", "dockerfile", "math"}
 TIMEOUT_MS = 120_000
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 DRAWN = re.compile(r"[\u2190-\u21ff\u2500-\u28ff]")
@@ -245,6 +252,16 @@ class Page:
         except ValueError as error:
             self.fault(block.line + 1, str(error))
 
+    def sh(self, block: Block) -> None:
+        """Check that a block is shell, and that its commands of this package take the arguments that they are given."""
+        done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+        if done.returncode:
+            self.fault(block.line + 1, done.stderr)
+            return
+        for command in own_commands(block.text):
+            if (said := refused(command)) is not None:
+                self.fault(block.line + 1, f"specmodel {shlex.join(command)}\n{said}")
+
     def rewritten(self) -> str:
         """The page with what its commands print now; an output that is cut with ``...`` stays cut."""
         lines = self.text.split("\n")
@@ -256,6 +273,37 @@ class Page:
                 if not same(command.shown, self.printed[command.line]):
                     lines[start : start + len(command.shown)] = renewed(command.shown, self.printed[command.line])
         return "\n".join(lines)
+
+
+def own_commands(text: str) -> Iterator[list[str]]:
+    """The words after each ``specmodel`` of a shell text."""
+    for line in text.replace("\\\n", " ").split("\n"):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        for cut, part in groupby(lexer, key=lambda word: set(word) <= set("();<>|&")):
+            words = list(part)
+            names = [i for i, word in enumerate(words) if Path(word).name == "specmodel"]
+            if not cut and names and (names[0] == 0 or "=" in words[names[0] - 1]):
+                yield words[names[0] + 1 :]
+
+
+def refused(words: list[str]) -> str | None:
+    """What is said of arguments that a command of this package does not take; None where it takes them."""
+    from specmodel.cli import COMMANDS
+
+    if not words or words[0] not in COMMANDS:
+        return f"{' '.join(words[:1]) or 'nothing'} is no command"
+    parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="resolve", exit_on_error=False)
+    importlib.import_module(COMMANDS[words[0]][0]).add_arguments(parser)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parser.parse_args(words[1:])
+    except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
+        return str(error)
+    except SystemExit:
+        return said.getvalue()
+    return None
 
 
 def check(path: Path) -> Page:

@@ -111,6 +111,8 @@ measurements: {cycles: [{num_steps: 0, tok_s: 200}]}
 
 ```sh
 nonsense that is not run
+grep graph a.log | specmodel diagnose five.yaml - --batch 8 \\
+  --worth 5% > out.txt  # a remark
 ```
 """
 
@@ -130,6 +132,10 @@ nonsense that is not run
         ("name: five\n```\n", "name: five six\n```\n", "name"),
         ("[1, 2]", "[1, 2", "delimiter"),
         ("```sh", "```fish", "'fish'"),
+        ("nonsense that", "for x in; done", "syntax error"),
+        ("--worth 5%", "--worths 5%", "--worths"),
+        ("--batch 8", "--batch 8,9", "one number"),
+        ("specmodel diagnose", "specmodel diagnosis", "no command"),
     ],
 )
 def test_the_check_of_the_examples(tmp_path: Path, old: str, new: str, fault: str | None) -> None:
