@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import specmodel as sm
+from specmodel.engines import llamacpp
 from specmodel.engines.ingest import ingest
 from specmodel.engines.reading import Given, Shape
 
@@ -256,3 +257,13 @@ def test_the_recording_names_no_machine():
         text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
         assert not re.search(r"/(?:tmp|home|root|work|usr|mnt)/|https?://(?!github\.com|127\.0\.0\.1)", text), path.name
     assert all(json.loads(line)["timings"] for line in (REAL / "replies_k1.jsonl").read_text().splitlines())
+
+
+def test_a_log_of_very_many_requests_says_how_many_it_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(llamacpp, "MOST_REQUESTS", 5)
+    log = tmp_path / "server.log"
+    log.write_text(request([1, 2, 3, 0, 3], 3, 4) * 9)
+    calibration, (reading,) = read(log)
+    assert reading.used["requests"] == 5
+    assert reading.dropped["requests beyond the first 5"] == 4
+    assert calibration.acceptance[0].prompts == 5

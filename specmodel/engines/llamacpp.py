@@ -42,6 +42,7 @@ _DECODED = re.compile(rb"decoded\s+(\d{1,9}) tokens in\s+(\d+\.\d+) seconds")
 _DEVICE = re.compile(rb"Device \d+: ([^,]{2,60}), compute capability")
 _BUILD = re.compile(rb"build(?:_info:|:)? (?:b?([1-9]\d{3,5}))(?:-| \()")
 _SIZE = re.compile(rb"print_info: n_(embd|layer|expert|expert_used)\s*=\s*([1-9]\d{0,6})\s*$")
+_PINNED = re.compile(rb"synthetic (?:speculative )?acceptance")
 _PINNED_LIMIT = re.compile(rb"synthetic acceptance: n_max = ([1-9]\d{0,2}),")
 _SIZES = {
     b"embd": "hidden_size",
@@ -51,6 +52,7 @@ _SIZES = {
 }
 _PASS_A_TOKEN = (b"draft-simple", b"draft-eagle3", b"draft-mtp")
 """Drafters that make one pass for each token: a draft cut short took that much less."""
+MOST_REQUESTS = 2**15
 MOST_OPEN = 2**12
 """Requests whose lines may still come."""
 WHOLE_DRAFTS = 0.8
@@ -81,25 +83,21 @@ class LlamaLog:
         return self._seen
 
     def handlers(self) -> dict[bytes, Handler]:
-        """Return what to call for each anchor."""
+        """Return what to call for each anchor; a server prints none of speculative-simple's."""
+        simple = () if self._requests else (b"n_draft", b"n_predict", b"n_accept", b"decoded ")
         return {
             b"eval time =": self._evaluated,
             b"draft acceptance": self._drafted,
             b"acc per pos": self._positions,
             b"statistics ": self._statistics,
-            b"processing task": self._started,
-            b"stop processing": self._stopped,
+            b" processing": self._processing,
             b"compute capability": self._device,
             b"build": self._build,
-            b"n_max=": self._limited,
+            b", p_min=": self._limited,
             b"print_info: n_": self._size,
-            b"loading model '": self._loading,
-            b"loading draft model '": self._loading,
+            b" model '": self._loading,
             b"speculative implementation '": self._implementation,
-            b"n_draft": self._printed,
-            b"n_predict": self._printed,
-            b"n_accept": self._printed,
-            b"decoded ": self._printed,
+            **dict.fromkeys(simple, self._printed),
             **dict.fromkeys(ANCHORS["llamacpp"], self._pinned),
         }
 
@@ -107,13 +105,19 @@ class LlamaLog:
         found = _TASK.search(prefix)
         return b"/".join(found.groups()) if found else self._latest
 
-    def _started(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+    def _processing(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if prefix.endswith(b"stop"):
+            self._stopped(prefix)
+        elif text.startswith(b" processing task"):
+            self._started(prefix)
+
+    def _started(self, prefix: bytes) -> None:
         if found := _TASK.search(prefix):
             self._busy.add(b"/".join(found.groups()))
             if len(self._busy) > 1:
                 self._shared |= self._busy
 
-    def _stopped(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+    def _stopped(self, prefix: bytes) -> None:
         if found := _TASK.search(prefix):
             key = b"/".join(found.groups())
             self._busy.discard(key)
@@ -140,8 +144,10 @@ class LlamaLog:
         self._open[key] = request
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
-        if len(self._requests) < 2**17:
+        if len(self._requests) < MOST_REQUESTS:
             self._requests.append(request)
+        else:
+            self.reading.dropped[f"requests beyond the first {MOST_REQUESTS}"] += 1
 
     def _drafted(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
         text = strip_ansi(text)
@@ -193,8 +199,9 @@ class LlamaLog:
             self.reading.model[_SIZES[found[1]]] = int(found[2])
 
     def _pinned(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        variable = text.startswith(b"SPEC_SYNTH_") and not pins_acceptance(strip_ansi(text))
-        if self.reading.pinned is None and not variable:
+        set_to = not text.startswith(b"SPEC_SYNTH_") or pins_acceptance(strip_ansi(text))
+        said = not text.startswith(b"synthetic ") or _PINNED.match(text) is not None
+        if self.reading.pinned is None and set_to and said:
             self.reading.pinned = True
             words = "acceptance is set by --spec-synth-len or --spec-synth-rates"
             self.reading.saw("other", words, f"line {line}")
@@ -202,11 +209,12 @@ class LlamaLog:
             self._limit = int(found[1])
 
     def _limited(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        if (found := _LIMIT.match(strip_ansi(text))) and 0 < int(found[1]) <= 256:
+        if (found := _LIMIT.search(strip_ansi(prefix[-40:] + text[:20]))) and 0 < int(found[1]) <= 256:
             self._limit = int(found[1])
 
     def _loading(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        if (found := _LOADING.match(strip_ansi(text))) and (name := model_name(found[2].decode("utf-8", "replace"))):
+        found = _LOADING.search(strip_ansi(prefix[-20:] + text))
+        if found is not None and (name := model_name(found[2].decode("utf-8", "replace"))):
             self.reading.model["draft" if found[1] else "target"] = name
             self._drafter_loads = bool(found[1])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -234,10 +235,11 @@ class NcclDebug:
         self._said: set[bytes] = set()
         self._set_by: dict[bytes, set[bytes]] = {}
         self._choices: dict[tuple[str, int], str] = {}
-        self._channels: dict[bytes, int] = {}
+        self._counted_by: dict[bytes, tuple[Counter[bytes], bytes]] = {}
+        self._channels: Counter[bytes] = Counter()
         self._ranks: dict[int, set[int]] = {}
         self._version = b""
-        self._links: dict[bytes, int] = {}
+        self._links: Counter[bytes] = Counter()
         self._first = 0
         self._cut = 0
 
@@ -259,20 +261,22 @@ class NcclDebug:
         if complete and (processes := self._set_by.get(text)) is not None:
             processes.add(_process(prefix))
             return
+        if (counted := self._counted_by.get(text)) is not None:
+            counts, words = counted
+            counts[words] += 1
+            return
         plain = strip_ansi(text)
         # Plain substrings first, the most frequent line before the others: a run prints thousands of connections.
         at = plain.find(b" via ")
         if at >= 0 and (found := _LINK.match(plain, at)):
-            words = found[1] if found[2] is None else found[1] + b"/" + found[2]
-            self._links[words] = self._links.get(words, 0) + 1
+            self._count(text, self._links, found[1] if found[2] is None else found[1] + b"/" + found[2])
             return
         if b" set " in plain and (found := _SET.search(plain)):
             self._set(prefix, text, found, complete or len(plain) > found.end())
             return
         if b"coll channels" in plain and (found := _CHANNELS.search(plain)):
             words = found[1] + b" channels of collectives"
-            words += b", " + found[2] + b" of NVLS" if found[2] is not None else b""
-            self._channels[words] = self._channels.get(words, 0) + 1
+            self._count(text, self._channels, words + (b", " + found[2] + b" of NVLS" if found[2] is not None else b""))
             return
         if b" -> Algo " in plain and (found := _CHOICE.search(plain)):
             self._choose(found)
@@ -282,6 +286,11 @@ class NcclDebug:
             self._ranks.setdefault(int(found[2]), set()).add(int(found[1]))
         if len(self._said) < MAX_KINDS:
             self._said.add(text)
+
+    def _count(self, text: bytes, counts: Counter[bytes], words: bytes) -> None:
+        counts[words] += 1
+        if len(self._counted_by) < MAX_KINDS:
+            self._counted_by[text] = counts, words
 
     def _set(self, prefix: bytes, text: bytes, found: re.Match[bytes], ended: bool) -> None:
         name, value = found[1].decode(), found[2].rstrip(b".,").decode("utf-8", "replace")

@@ -18,7 +18,7 @@ __all__ = ["ANCHORS", "pins_acceptance", "without_pinned"]
 ANCHORS = {
     "sglang": (b"SIMULATE_ACC_LEN",),
     "trtllm": (b"FORCE_NUM_ACCEPTED_TOKENS",),
-    "llamacpp": (b"--spec-synth-", b"SPEC_SYNTH_", b"synthetic speculative acceptance", b"synthetic acceptance: n_max"),
+    "llamacpp": (b"--spec-synth-", b"SPEC_SYNTH_", b"synthetic "),
 }
 """Words that stand for it in a log, by engine; vLLM's stands in its configuration."""
 
