@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 from specmodel import documents, io, yaml_text
 from specmodel.calibration import SCHEMA, Calibration, CycleRow, Measurements
 from specmodel.errors import CalibrationError
+from specmodel.yaml_text import parse_yaml
 
 MINIMAL = {"schema": SCHEMA, "name": "x", "measurements": {"cycles": [{"num_steps": 2, "tok_s": 300.5}]}}
 MINIMAL_YAML = f"schema: {SCHEMA}\nname: x\nmeasurements:\n  cycles:\n    - {{num_steps: 2, tok_s: 300.5}}\n"
@@ -241,6 +242,15 @@ def test_any_text_survives(text: str, language: str) -> None:
     assert io.to_dict(io.loads(written)) == document
     other = json.loads(written) if language == "json" else YAML(typ="safe", pure=True).load(written)
     assert other == document  # another reader agrees
+
+
+@pytest.mark.parametrize(
+    "text", ["[closed:1, b:2]", "{a: b:c, d: 1}", "[http://x/y]", "[a:1, [b:2:3]]", "[a:]", "{b:c}"]
+)
+def test_a_colon_within_a_word_is_text_with_either_parser(text: str) -> None:
+    """The parser in C refuses some of these in brackets, where YAML 1.2 has them."""
+    found, duplicates = parse_yaml(f"key: {text}", "x.yaml")
+    assert (found, duplicates) == (YAML(typ="safe", pure=True).load(f"key: {text}"), [])
 
 
 def test_suffix_decides_the_language(tmp_path: Path, loaded: Calibration) -> None:

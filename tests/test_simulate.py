@@ -245,6 +245,22 @@ def test_a_tree_of_the_schedule_is_replaced_and_said() -> None:
     )
 
 
+def test_whoever_is_not_surely_worse_is_marked() -> None:
+    from types import SimpleNamespace
+
+    from specmodel.simulate.summary import compared
+
+    def result(policy: str, values: list[float]) -> Any:
+        return SimpleNamespace(policy=policy, deployable=True, seed_values={"tok_s": np.array(values)})
+
+    several = result("a", [10, 30, 20, 25]), result("b", [12, 18, 19, 16]), result("c", [1, 3, 2, 2])
+    best, tied, _ = compared(several, "tok_s")
+    assert (best, tied) == ("a", ("b",))
+    one = result("a", [10.0]), result("b", [9.8]), result("c", [8.0])
+    best, tied, _ = compared(one, "tok_s")
+    assert (best, tied) == ("a", ("b",))
+
+
 def test_a_schedule_of_ones_own_is_run(model: FittedModel) -> None:
     from specmodel.schedule import ScheduleStep
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specmodel.cli import main
+from specmodel.report import rate
 from specmodel.simulate.scenario import Scenario
 
 CALIB = """\
@@ -172,7 +173,9 @@ def test_a_faulty_trace_is_a_bad_file(run: Any, calib: str, tmp_path: Path, text
         (("--sweep", "g.yaml"), "--sweep needs --out"),
         (("--sweep", "g.yaml", "--out", "a", "--policy", "plain"), "--policy cannot be given beside --sweep"),
         (("--sweep", "g.yaml", "--out", "a", "--mix", "chat"), "--mix cannot be given beside --sweep"),
-        (("--sweep", "g.yaml", "--out", "a", "--seeds", "2"), "belong into g.yaml"),
+        (("--sweep", "g.yaml", "--out", "a", "--seeds", "16"), "--seeds cannot be given beside --sweep"),
+        (("--sweep", "g.yaml", "--out", "a", "--acceptance-spread", "0"), "--acceptance-spread cannot be given beside"),
+        (("--sweep", "g.yaml", "--out", "a", "--model-draws"), "--model-draws cannot be given beside --sweep"),
         (("--sweep", "g.yaml", "--out", "a", "--workers", "2", "--scheduler", "x"), "exclude each other"),
         (("--arrival", "closed:1"), "did you mean `--arrivals`?"),
     ],
@@ -183,6 +186,27 @@ def test_wrong_usage_is_named_and_nothing_is_printed(run: Any, calib: str, words
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert done.err.startswith("specmodel simulate: error: ")
+
+
+def test_goodput_stands_beside_its_own_interval(run: Any, calib: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    words = (*QUICK, "--arrivals", "poisson:8", "--max-batch", "8", "--slo", "latency=110ms", "--requests", "100")
+    done, document = run(calib, *words), json.loads(run(calib, *words, "--json").out)
+    (simulation,) = document["simulations"]
+    best = next(r for r in simulation["results"] if r["policy"] == simulation["best"])
+    low, high = best["goodput_tok_s"]["interval"]
+    assert best["goodput_tok_s"]["mean"] < best["tok_s"]["mean"]
+    (row,) = [line for line in done.out.splitlines() if line.startswith(">")]
+    assert row.split()[2] == f"±{rate(0.5 * (high - low))}"
+    assert f"tok/s of goodput, 90 % interval {rate(low)} to {rate(high)}" in done.out.splitlines()[-1]
+    none = run(calib, *words, "--slo", "tpot=10.5ms")
+    assert "inf" not in none.out
+
+
+def test_policies_that_do_the_same_are_said_to_be_the_same(run: Any, calib: str) -> None:
+    done = run(calib, *QUICK, "--policy", "schedule", "--max-steps", "2", "--arrivals", "closed:1")
+    assert "the same as schedule" in done.out
+    assert "+0.0 %" not in done.out
 
 
 def test_what_is_too_far_is_declined(run: Any, calib: str) -> None:
@@ -214,11 +238,21 @@ def test_a_sweep_from_the_command_line(run: Any, calib: str, tmp_path: Path) -> 
         "failed": 0,
     }
     assert out.read_bytes() == before
-    grid.write_text("arrivals: ['closed:1', 'closed:x']\n")
+    grid.write_text("arrivals: [closed:1, closed:x]\n")
     done = run(*words)
     assert (done.code, "grid.yaml: arrivals[1]: arrivals must be closed:N" in done.err) == (3, True)
+    grid.write_text("arrivals:\n- closed: 4\n")
+    done = run(*words)
+    assert (done.code, 'write "closed:4", without a space after the colon' in done.err) == (3, True)
     grid.write_text("arrivals: ['closed:1'\n")
     assert run(*words).code == 3
+    out.unlink()
+    grid.write_text("workload: [chat, {poem: 1}]\npolicy: plain\ncomm: default\nrequests: 10\nseeds: 2\n")
+    done = run(*words)
+    assert done.code == 1
+    assert done.out.startswith(f"2 scenarios in {out}; 2 failed, the first because workload 'chat' is not in small")
+    out.unlink()
+    out.write_bytes(before)
     grid.write_text("policy: plain\nseeds: 2\n")
     done = run(*words)
     assert (done.code, "holds other things" in done.err) == (2, True)

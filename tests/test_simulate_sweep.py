@@ -160,10 +160,23 @@ def test_answers_of_another_grid_are_not_mixed_in(model: FittedModel, answers: b
 def test_a_scenario_that_cannot_be_is_a_line_with_its_reason(model: FittedModel, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     grid = GRID | {"policy": "plain", "output_tokens": 8, "workload": ["default", "poem"]}
-    assert sweep(model, grid, path, workers=1) == SweepCount(total=6, kept=0, failed=3)
+    assert sweep(model, grid, path, workers=1) == SweepCount(
+        total=6, kept=0, failed=3, reason="workload 'poem' is not in small; use one of: default"
+    )
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [("error" in line) for line in lines] == [False, True] * 3
     assert "'poem' is not in small" in lines[1]["error"]
+
+
+def test_only_a_file_holds_answers_and_a_link_stays_one(model: FittedModel, answers: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no file"):
+        sweep(model, GRID, os.devnull, workers=1)
+    link, real = tmp_path / "link.jsonl", tmp_path / "real.jsonl"
+    real.write_bytes(answers)
+    link.symlink_to(real)
+    assert sweep(model, GRID, link, workers=1).kept == 12
+    assert link.is_symlink()
+    assert real.read_bytes() == answers
 
 
 def test_a_folder_that_is_not_there_is_said(model: FittedModel, tmp_path: Path) -> None:
@@ -279,7 +292,9 @@ def cluster() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_cluster_that_loses_a_worker_loses_no_answer(model: FittedModel, cluster: Any, tmp_path: Path) -> None:
+def test_a_cluster_that_loses_a_worker_loses_no_answer(
+    model: FittedModel, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three processes; one is killed once the first answer is there, while all have work."""
     grid = GRID | {"requests": 150, "output_tokens": [40, 44, 48, 52], "seeds": 4}
     one, many = tmp_path / "one.jsonl", tmp_path / "many.jsonl"
@@ -287,6 +302,14 @@ def test_a_cluster_that_loses_a_worker_loses_no_answer(model: FittedModel, clust
     victims = [w.pid for w in cluster.workers.values()]
     killed = threading.Event()
     seen: list[int] = []
+
+    asked: list[int] = []
+
+    def blocks(jobs: Any, model: FittedModel, threads: int) -> Any:
+        asked.append(threads)
+        return blocks_of(jobs, model, threads)
+
+    monkeypatch.setattr(sweeping, "blocks_of", blocks)
 
     def report(done: int, total: int) -> None:
         seen.append(done)
@@ -296,6 +319,7 @@ def test_a_cluster_that_loses_a_worker_loses_no_answer(model: FittedModel, clust
 
     count = sweep(model, grid, many, scheduler=cluster.scheduler_address, report=report)
     assert killed.is_set()
+    assert asked == [3]  # work for each thread of the cluster, however many this machine has
     assert seen[1] < count.total  # it was killed midway
     assert count == SweepCount(total=24, kept=0, failed=0)
     assert many.read_bytes() == one.read_bytes()
@@ -317,3 +341,67 @@ def test_no_scheduler_is_said_and_nothing_is_lost(
         with pytest.raises(UsageError, match="no Dask scheduler answers at"):
             sweep(model, GRID, path, scheduler=address)
         assert path.read_bytes() == first
+
+
+_WITHOUT_SPECMODEL = """
+import sys
+
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "specmodel":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Lacking())
+from dask.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_what_a_cluster_lacks_or_loses_is_said_in_a_sentence(
+    model: FittedModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Processes as a user starts them: a worker without specmodel, then a scheduler that is killed midway."""
+    pytest.importorskip("distributed")
+    place = tmp_path / "scheduler.json"
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        words = (*words, "--scheduler-file", str(place), "--no-dashboard")
+        running.append(subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return running[-1]
+
+    try:
+        scheduler = start("-m", "dask", "scheduler", "--host", "tcp://127.0.0.1", "--port", "0")
+        for _ in range(300):
+            if place.exists() and place.stat().st_size:
+                break
+            time.sleep(0.1)
+        address = json.loads(place.read_text())["address"]
+        worker = "worker", "--nthreads", "1", "--no-nanny"
+        lacking = start("-c", _WITHOUT_SPECMODEL, *worker)
+        grid = GRID | {"requests": 150, "output_tokens": [40, 44, 48, 52], "seeds": 4}
+        out, one = tmp_path / "a.jsonl", tmp_path / "one.jsonl"
+        with pytest.raises(UsageError, match=r"the worker tcp://.* has no specmodel; install specmodel"):
+            sweep(model, grid, out, scheduler=address)
+        lacking.kill()
+        lacking.wait()
+        start("-m", "dask", *worker)
+
+        def report(done: int, total: int) -> None:
+            if done:
+                scheduler.kill()
+                scheduler.wait()
+
+        with pytest.raises(SpecModelError, match=r"scheduler at .* is gone; start it and run the same command again"):
+            sweep(model, grid, out, scheduler=address, report=report)
+        assert capfd.readouterr().err == ""  # nothing of what Dask logs
+        assert out.read_bytes()
+        assert sweep(model, grid, out, workers=1).kept > 0
+        assert sweep(model, grid, one, workers=1).total == 24
+        assert out.read_bytes() == one.read_bytes()
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()

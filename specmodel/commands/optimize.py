@@ -96,10 +96,7 @@ def answers(model: FittedModel, args: argparse.Namespace) -> list[Optimum]:
 
 
 def _plot(args: argparse.Namespace, model: FittedModel, optima: list[Optimum]) -> None:
-    from specmodel.errors import UsageError
     from specmodel.plot import figure_of_optima, save
 
-    try:
+    with output.writing(args.plot):
         save(figure_of_optima(model, optima, workload=args.workload), args.plot)
-    except OSError as error:
-        raise UsageError(f"--plot {args.plot}: {error.strerror or error}") from error

@@ -8,7 +8,9 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specmodel.streams import write as write
@@ -74,6 +76,23 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one sentence that a file cannot be written.
+
+    Raises
+    ------
+    UsageError
+        For an `OSError` inside.
+    """
+    from specmodel.errors import UsageError
+
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def row_of(row: Any) -> dict[str, Any]:

@@ -79,9 +79,7 @@ def run(args: argparse.Namespace) -> int:
         from specmodel.documents import write_text
         from specmodel.report import printable
 
-        try:
+        with output.writing(target):
             write_text(target, made.text)
-        except OSError as error:
-            raise UsageError(f"{target} cannot be written: {error.strerror or error}") from error
         output.write(f"{target}: {printable(made.answer)}\n")
     return 0 if made.recommended else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +28,11 @@ EXAMPLES = """\
   specmodel simulate calib.yaml --sweep grid.yaml --out answers.jsonl
   specmodel simulate calib.yaml --sweep grid.yaml --out answers.jsonl --scheduler tcp://127.0.0.1:8786
 """
+_PLAIN = (
+    "requests", "output_tokens", "prompt_tokens", "workload", "max_batch", "max_steps", "comm", "slo", "seeds",
+    "acceptance_spread", "acceptance_wander",
+)  # fmt: skip
+"""Options that are those of a scenario, by the same names."""
 _MOST_LOADS = 64
 _SHOWN_AFTER_S = 1.0
 
@@ -87,20 +91,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slo", metavar="LIMITS", help="what a request must keep to count, such as tpot=20ms,ttft=500ms,latency=30s"
     )
     chance = parser.add_argument_group("chance")
-    chance.add_argument(
-        "--seeds", type=options.whole_number(1, 4096), default=16, metavar="N", help="repetitions (default: 16)"
-    )
+    chance.add_argument("--seeds", type=options.whole_number(1, 4096), metavar="N", help="repetitions (default: 16)")
     chance.add_argument(
         "--acceptance-spread",
         type=_share,
-        default=0.05,
         metavar="R",
         help="intraclass correlation of acceptance between requests, 0 to 0.9 (default: 0.05)",
     )
     chance.add_argument(
         "--acceptance-wander",
         type=_share,
-        default=0.0,
         metavar="R",
         help="the same between stretches of one request (default: 0)",
     )
@@ -113,7 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument(
         "--sweep", metavar="GRID.yaml", help="options with lists of values: every combination is simulated"
     )
-    many.add_argument("--out", metavar="FILE", help="where the answers go, a line of JSON each; what is there is kept")
+    many.add_argument(
+        "--out",
+        type=options.output_path,
+        metavar="FILE",
+        help="where the answers go, a line of JSON each; what is there is kept",
+    )
     many.add_argument(
         "--workers", type=options.whole_number(1, 1024), metavar="N", help="processes (default: one a core)"
     )
@@ -198,13 +203,11 @@ def _require_consistent(args: argparse.Namespace) -> None:
         raise UsageError("--workers and --scheduler exclude each other: the cluster has its own workers")
     if args.sweep == "-" == args.calibration:
         raise UsageError("standard input can be only one of the files")
-    stated = ["arrivals", "requests", "output_tokens", "prompt_tokens", "workload", "policy", "max_batch", "max_steps"]
-    for name in [*stated, "comm", "slo", "plot"]:
-        if getattr(args, name) is not None:
+    for name in [*_PLAIN, "arrivals", "policy", "plot", "model_draws"]:
+        value = getattr(args, name)
+        if value is not None and value is not False:
             option = "--mix" if name == "workload" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} cannot be given beside --sweep: state it in {args.sweep}")
-    if args.seeds != 16 or args.acceptance_spread != 0.05 or args.acceptance_wander or args.model_draws:
-        raise UsageError(f"--seeds, --acceptance-* and --model-draws belong into {args.sweep}")
 
 
 def _scenarios(args: argparse.Namespace) -> tuple[list[Scenario], tuple[str, ...]]:
@@ -232,19 +235,9 @@ def _scenarios(args: argparse.Namespace) -> tuple[list[Scenario], tuple[str, ...
             Scenario(
                 arrivals=load,
                 trace=trace,
-                requests=args.requests,
-                output_tokens=args.output_tokens,
-                prompt_tokens=args.prompt_tokens,
-                workload=args.workload,
                 policies=tuple(str(policy_of(word)) for word in words),
-                max_batch=args.max_batch,
-                comm=args.comm,
-                slo=args.slo,
-                seeds=args.seeds,
-                max_steps=args.max_steps,
-                acceptance_spread=args.acceptance_spread,
-                acceptance_wander=args.acceptance_wander,
                 model_draws=args.model_draws,
+                **{name: getattr(args, name) for name in _PLAIN if getattr(args, name) is not None},
             )
         )
         for load in loads
@@ -279,14 +272,11 @@ def _trace(path: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def _plot(args: argparse.Namespace, model: FittedModel, answers: list[Simulation]) -> None:
-    from specmodel.errors import UsageError
     from specmodel.plot import save
     from specmodel.simulate.figure import figure_of_front
 
-    try:
+    with output.writing(args.plot):
         save(figure_of_front(answers, model.calibration.name), args.plot)
-    except OSError as error:
-        raise UsageError(f"--plot {args.plot}: {error.strerror or error}") from error
 
 
 def _sweep(model: FittedModel, args: argparse.Namespace) -> int:
@@ -296,15 +286,12 @@ def _sweep(model: FittedModel, args: argparse.Namespace) -> int:
 
     source = "<stdin>" if args.sweep == "-" else args.sweep
     document = read_document(args.sweep)
-    out = Path(args.out)
-    if out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
-        raise UsageError(f"--out {args.out}: cannot be written; name a file in a directory that exists")
     try:
         with _progress(args, "scenarios") as report:
             count = sweep(
                 model,
                 document,
-                out,
+                args.out,
                 source=source,
                 workers=args.workers,
                 scheduler=args.scheduler,
@@ -318,7 +305,7 @@ def _sweep(model: FittedModel, args: argparse.Namespace) -> int:
         output.write_json(
             {
                 "schema": "specmodel.sweep-count/1",
-                "out": args.out,
+                "out": str(args.out),
                 "scenarios": count.total,
                 "kept": count.kept,
                 "failed": count.failed,
@@ -326,8 +313,8 @@ def _sweep(model: FittedModel, args: argparse.Namespace) -> int:
         )
     else:
         kept = f", {count.kept} of them from before" if count.kept else ""
-        failed = f"; {count.failed} failed, their lines say why" if count.failed else ""
-        output.write(f"{count.total} scenarios in {args.out}{kept}{failed}\n")
+        failed = f"; {count.failed} failed, the first because {count.reason}" if count.failed else ""
+        output.write(f"{count.total} scenario{'s' * (count.total > 1)} in {args.out}{kept}{failed}\n")
     return 1 if count.failed else 0
 
 

@@ -104,7 +104,9 @@ def _grid(answer: Simulation) -> Grid:
     if any(r.goodput_tok_s for r in rows):
         good = [f"{100 * r.good_share.mean:.0f}\xa0%" if r.good_share else "" for r in rows]
         goodput = [_rate(r.goodput_tok_s.mean) if r.goodput_tok_s else "" for r in rows]
-        columns.insert(2, Column(heading="goodput", cells=goodput))
+        columns.insert(1, Column(heading="goodput", cells=goodput))
+        half = [_half(r.goodput_tok_s) if r.goodput_tok_s else "" for r in rows]
+        columns.insert(2, Column(heading="90 %", cells=half, priority=3))
         columns.insert(3, Column(heading="good", cells=good, priority=1))
     columns += [
         Column(heading="accepted", cells=[_number(r.acceptance_length.mean) for r in rows], priority=4),
@@ -148,7 +150,11 @@ def _half(value: Estimate) -> str:
 
 
 def _gain(c: Comparison) -> str:
-    text = change(c.factor.mean - 1.0) if math.isfinite(c.factor.mean) else "infinitely much"
+    if c.factor.mean == c.factor.low == c.factor.high == 1.0:
+        return f"the same as {c.baseline}"
+    if not math.isfinite(c.factor.mean):
+        return f"{c.baseline} has none"
+    text = change(c.factor.mean - 1.0)
     if not math.isnan(c.factor.low):
         text += f" ({change(c.factor.low - 1.0)} to {change(c.factor.high - 1.0)})"
     return f"{text} over {c.baseline}"
@@ -204,14 +210,13 @@ def _intervals(answer: Simulation) -> str:
 def _last(answers: Sequence[Simulation], far: Sequence[Simulation]) -> str:
     def one(a: Simulation) -> str:
         r = a[a.best]
-        bounds = "" if math.isnan(r.tok_s.low) else f", 90 % interval {interval((r.tok_s.low, r.tok_s.high))}"
-        plain = next((c for c in a.comparisons if c.baseline == "plain"), None)
+        plain = next((c for c in a.comparisons if c.baseline == "plain" and math.isfinite(c.factor.mean)), None)
         gain = f", {factor(plain.factor.mean)} plain decoding by {_QUANTITY[a.objective]}" if plain else ""
-        value = f"{_rate(r.tok_s.mean)} tok/s"
+        value, unit = r.tok_s, "tok/s"
         if a.objective == "goodput_tok_s" and r.goodput_tok_s is not None:
-            value = f"{_rate(r.goodput_tok_s.mean)} tok/s of goodput"
-            bounds = ""
-        return f"{a.best} at {a.scenario.arrivals}: {value}{bounds}{gain}"
+            value, unit = r.goodput_tok_s, "tok/s of goodput"
+        bounds = "" if math.isnan(value.low) else f", 90 % interval {interval((value.low, value.high))}"
+        return f"{a.best} at {a.scenario.arrivals}: {_rate(value.mean)} {unit}{bounds}{gain}"
 
     good = [a for a in answers if a not in far]
     if not good:

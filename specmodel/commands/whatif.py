@@ -190,13 +190,10 @@ def _swept(args: argparse.Namespace, model: FittedModel, result: Sweep) -> int:
 
 
 def _save(figure: Any, args: argparse.Namespace) -> None:
-    from specmodel.errors import UsageError
     from specmodel.plot import save
 
-    try:
+    with output.writing(args.plot):
         save(figure, args.plot)
-    except OSError as error:
-        raise UsageError(f"--plot {args.plot}: {error.strerror or error}") from error
 
 
 def _change_document(change: Any) -> dict[str, Any]:

@@ -309,7 +309,7 @@ def scenario_from(options: Mapping[str, Any], source: str = "scenario") -> Scena
         elif name == "workload" and not isinstance(value, str | Mapping | None):
             raise UsageError(f"{source}: workload must be a name or shares by name, got {shown(value)}")
         elif name in ("arrivals", "comm", "slo") and not isinstance(value, str | None):
-            raise UsageError(f"{source}: {name} must be text, got {value!r}")
+            raise UsageError(f"{source}: {name} must be text, got {shown(value)}{_meant(value)}")
         elif name in ("output_tokens", "prompt_tokens") and value is not None:
             values[name] = str(lengths_of(f"{source}: {name}", value))
         elif name == "model_draws" and not isinstance(value, bool):
@@ -323,6 +323,16 @@ def scenario_from(options: Mapping[str, Any], source: str = "scenario") -> Scena
         return checked_scenario(Scenario(**values))
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
+
+
+def _meant(value: Any) -> str:
+    """Return what to write where YAML made a mapping of ``closed: 4``; empty where it did not."""
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return ""
+    ((key, inner),) = value.items()
+    if not isinstance(inner, str | int | float):
+        return ""
+    return f'; write "{key}:{inner}", without a space after the colon'
 
 
 def trace_from(rows: Sequence[Any], source: str) -> tuple[tuple[TraceRequest, ...], tuple[str, ...]]:

@@ -342,7 +342,8 @@ def compared(results: Sequence[PolicyResult], objective: str) -> tuple[str, tupl
                 mean=float(own.mean() / other.mean()) if other.mean() > 0.0 else math.inf, low=math.nan, high=math.nan
             )
         comparisons.append(Comparison(policy=best.policy, baseline=r.policy, quantity=objective, factor=factor))
-        if r.deployable and not factor.low > 1.0 and factor.mean < 1.05:
+        # Without an interval a twentieth decides.
+        if r.deployable and (factor.mean < 1.05 if math.isnan(factor.low) else factor.low <= 1.0):
             tied.append(r.policy)
     return best.policy, tuple(tied), tuple(comparisons)
 

@@ -38,6 +38,8 @@ class SweepCount:
     """Answers that were there already."""
     failed: int
     """Scenarios whose line is an error."""
+    reason: str = ""
+    """Error of the first of them."""
 
 
 def sweep(
@@ -73,22 +75,22 @@ def sweep(
     Raises
     ------
     UsageError
-        For a faulty grid, a file of another sweep, or a cluster that cannot be used.
+        For a faulty grid, a file of another sweep, what is no file, or a cluster that cannot be used.
     SpecModelError
-        Workers keep dying, or the file cannot be written.
+        Workers keep dying, the scheduler is lost, or the file cannot be written.
     """
     jobs = jobs_of(document, model, source)
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # a link stays one
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{path}: is no file; a sweep goes on from what its file holds, so name one")
     try:
         places = _kept_lines(target, {job.key for job in jobs})
         left = [job for job in jobs if job.key not in places]
         kept = len(places)
-        count = workers or _cores()
-        blocks = blocks_of(left, model, count if scheduler is None else 4 * count)
         if report is not None:
             report(kept, len(jobs))
         with target.open("ab") as stream:
-            for lines in _answered(model, blocks, count, scheduler):
+            for lines in _answered(model, left, workers or _cores(), scheduler):
                 for line in lines:
                     data = line.encode() + b"\n"
                     places[json.loads(line)["key"]] = stream.tell(), len(data)
@@ -96,20 +98,21 @@ def sweep(
                 stream.flush()
                 if report is not None:
                     report(len(places), len(jobs))
-        failed = _write_sorted(target, [places[job.key] for job in jobs])
+        failed, reason = _write_sorted(target, [places[job.key] for job in jobs])
     except OSError as error:
-        raise SpecModelError(f"{target}: cannot be written or read: {error.strerror or error}") from error
-    return SweepCount(total=len(jobs), kept=kept, failed=failed)
+        raise SpecModelError(f"{path}: cannot be written or read: {error.strerror or error}") from error
+    return SweepCount(total=len(jobs), kept=kept, failed=failed, reason=reason)
 
 
-def _answered(model: FittedModel, blocks: list[list[Job]], workers: int, scheduler: str | None) -> Iterator[list[str]]:
-    if not blocks:
+def _answered(model: FittedModel, jobs: list[Job], workers: int, scheduler: str | None) -> Iterator[list[str]]:
+    if not jobs:
         return iter(())
     packed = pickle.dumps(model)
     if scheduler is not None:
         from specmodel.simulate.cluster import on_cluster
 
-        return on_cluster(scheduler, packed, blocks)
+        return on_cluster(scheduler, packed, lambda threads: blocks_of(jobs, model, threads))
+    blocks = blocks_of(jobs, model, workers)
     if workers == 1 or len(blocks) == 1:
         return (answers_of(packed, block) for block in blocks)
     return _on_cores(packed, blocks, min(workers, len(blocks)))
@@ -233,18 +236,22 @@ def _kept_lines(path: Path, wanted: set[str]) -> dict[str, Place]:
     return places
 
 
-def _write_sorted(path: Path, places: Sequence[Place]) -> int:
-    """Bring the lines into the order of the scenarios; return how many say an error."""
-    failed = 0
+def _write_sorted(path: Path, places: Sequence[Place]) -> tuple[int, str]:
+    """Bring the lines into the order of the scenarios; return how many say an error, and the first."""
+    errors = 0
+    reason = ""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with path.open("rb") as source, partial.open("wb") as target:
             for start, size in places:
                 source.seek(start)
                 line = source.read(size)
-                failed += b'"error": ' in line and "error" in json.loads(line)
+                error = json.loads(line).get("error") if b'"error": ' in line else None
+                if error is not None:
+                    errors += 1
+                    reason = reason or error
                 target.write(line)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return failed
+    return errors, reason
