@@ -187,15 +187,18 @@ def _new_time(state: _State, change: Change, before: Array) -> Array:
     here = before[:, [state.reference]]
     if float(change.value) == 0.0:
         return np.zeros_like(before)
-    if not before.any():
+    none_left = bool(np.all(here <= 0.0))
+    if not before.any() or (none_left and state.of.drafting[state.reference]):
         return np.full_like(before, float(change.value))
-    if np.any(here <= 0.0):
+    if none_left:
         raise UsageError(f"change {str(change)!r}: there is no {change.target} time at the setting to set it for")
     where = state.of.name(state.reference)
     state.notes.append(
         f"{change}: ms at {where}, {float(change.value) / here.mean():.3g} times what it is; so elsewhere"
     )
-    return np.asarray(before * (float(change.value) / here))
+    # Of a draw from which all was taken away at the setting there is no proportion left: the same everywhere.
+    left = here > 0.0
+    return np.where(left, before * (float(change.value) / np.where(left, here, 1.0)), float(change.value))
 
 
 def _applied(change: Change, before: Array) -> Array:

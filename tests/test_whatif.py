@@ -358,6 +358,15 @@ def test_any_change_keeps_the_identities(name: str, parts: list[tuple[str, str, 
     assert all(c.acceptance_length == 1.0 and c.draft_ms == 0.0 for c in plain_rows)
 
 
+@pytest.mark.parametrize("name", sorted(SITUATIONS))
+@pytest.mark.parametrize("taken", [0.5, 2.0, 4.0, 8.0, 16.0])
+def test_what_was_taken_away_in_some_draws_can_be_set_again(name: str, taken: float) -> None:
+    result = suppose(SITUATIONS[name], [f"verify-={taken}", "verify=1"], every=10)
+    chosen = next(c for c in result.after.table if c.num_steps == result.kept.num_steps)
+    assert all(c.verify_ms >= 0.0 and np.isfinite(c.tok_s) for c in result.after.table)
+    assert chosen.cycle_ms == pytest.approx(chosen.verify_ms + chosen.draft_ms + chosen.overhead_ms, rel=1e-9)
+
+
 # ------------------------------------------------------------------------------------------------------- sweeps
 def test_a_sweep_is_the_what_ifs_of_its_values() -> None:
     result = sweep(SEED, "acceptance+=-0.1:0.2:0.1", ["draft*=0.5"])
