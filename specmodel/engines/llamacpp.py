@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 
 from specmodel.engines.llamacpp_requests import Request, add_group, agree, group
 from specmodel.engines.pinned import ANCHORS, pins_acceptance
@@ -66,7 +67,7 @@ class LlamaLog:
         self.reading = Reading(source=source, kind="llama.cpp log")
         self.given = given
         self._requests: list[Request] = []
-        self._open: dict[bytes, Request] = {}
+        self._open: OrderedDict[bytes, Request] = OrderedDict()
         self._busy: set[bytes] = set()
         self._shared: set[bytes] = set()
         self._latest = b""
@@ -74,7 +75,7 @@ class LlamaLog:
         self._decoded: tuple[int, float] | None = None
         self._drafting: dict[bytes, tuple[int, int, float, int | None]] = {}
         self._limit: int | None = None
-        self._seen = False
+        self._seen = self._full = False
         self._drafter_loads = False
 
     @property
@@ -129,11 +130,16 @@ class LlamaLog:
             task = _TASK.search(prefix)
             self._latest = b"/".join(task.groups()) if task else b"line %d" % line
             return
+        if len(self._requests) >= MOST_REQUESTS:
+            self._full = True
+            self.reading.dropped[f"requests beyond the first {MOST_REQUESTS}"] += 1
+            return
         found = _EVAL.match(strip_ansi(text))
-        if found is None or b"perf" in prefix or b"llama_print_timings" in prefix:
+        task = _TASK.search(prefix)
+        if found is None or (task is None and (b"perf" in prefix or b"llama_print_timings" in prefix)):
             return
         self._seen = True
-        key = self._key(prefix)
+        key = b"/".join(task.groups()) if task else self._latest
         if (before := self._open.get(key)) is not None and before.line < line - 2:
             before.shared |= key in self._shared
         eval_ms = float(found[1]) * (1e3 if found[2] == b"s" else 1)
@@ -143,13 +149,12 @@ class LlamaLog:
             request.tokens = 0  # counted as damaged at the end
         self._open[key] = request
         if len(self._open) > MOST_OPEN:
-            del self._open[next(iter(self._open))]
-        if len(self._requests) < MOST_REQUESTS:
-            self._requests.append(request)
-        else:
-            self.reading.dropped[f"requests beyond the first {MOST_REQUESTS}"] += 1
+            self._open.popitem(last=False)
+        self._requests.append(request)
 
     def _drafted(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
+        if self._full:
+            return
         text = strip_ansi(text)
         # Older builds name slot and task on some lines of a request only.
         found, request = _DRAFT.match(text), self._open.get(self._key(prefix)) or self._open.get(self._latest)
@@ -171,7 +176,7 @@ class LlamaLog:
         self._rates(request, text)
 
     def _positions(self, prefix: bytes, text: bytes, line: int, complete: bool) -> None:
-        if (request := self._open.get(self._key(prefix))) is not None:
+        if not self._full and (request := self._open.get(self._key(prefix))) is not None:
             self._rates(request, strip_ansi(text))
 
     def _rates(self, request: Request, text: bytes) -> None:
