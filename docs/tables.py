@@ -53,6 +53,7 @@ MEANING = {
         "overlap_logit": "logit of how far the tokens of one sequence share experts beyond chance",
         "token": "`token`, one more verified token",
         "knee_tokens": "`n_knee` in tokens, where passes become compute-bound",
+        "knee_log_sd_of_gpu": "log-sd of `n_knee` of a dense model, around FLOP/s over bytes/s of a GPU that is known",
         "kv": "`kv`, reading the cache of one sequence at the reference context",
         "kv_multi": "`kv_multi`, the same for several query rows, natural log",
         "overhead": "`overhead`, what a cycle costs beside its passes",

@@ -18,6 +18,7 @@ from specmodel.calibration import Calibration
 from specmodel.cost import parameter_names
 from specmodel.deployment import Deployment, deployment_of
 from specmodel.findings import findings_of
+from specmodel.gpus import datasheet
 from specmodel.measured import measured_of
 from specmodel.model import FittedModel
 from specmodel.notices import acceptance_notices, unit_notices
@@ -43,6 +44,8 @@ class CostPrior:
     overlap_logit: tuple[float, float] = (-2.0, 1.0)
     token: tuple[float, float] = (0.01, 1.5)
     knee_tokens: tuple[float, float] = (300.0, 1.2)
+    knee_log_sd_of_gpu: float = 0.7
+    """Of dense models, around FLOP/s over bytes/s of a GPU whose data sheet is known."""
     kv: tuple[float, float] = (0.01, 1.5)
     kv_multi: tuple[float, float] = (0.1, 0.7)
     overhead: tuple[float, float] = (0.10, 1.5)
@@ -86,6 +89,12 @@ def _prior(
     prior = replace(settings, **_DRAFT_OF_METHOD.get(cal.model.method or "", {}))
     if any(word in (cal.system.engine or "").lower() for word in _BARE_LOOPS):
         prior = replace(prior, overhead=prior.overhead_loop)
+    gpu = datasheet(cal.system.gpu or "")
+    # The tokens of a mixture of experts are spread over weights that are each at a ridge of its own.
+    if gpu is not None and not cal.model.num_experts:
+        # 2 n P operations take as long as reading P weights of two bytes: n = FLOP/s over bytes/s (a roofline's ridge).
+        ridge = gpu.flops_per_ms / gpu.bandwidth_bytes_per_ms
+        prior = replace(prior, knee_tokens=(ridge, prior.knee_log_sd_of_gpu))
     log = {
         "log_token": prior.token,
         "log_knee_tokens": prior.knee_tokens,

@@ -36,7 +36,7 @@ DRAFT_LENGTH = 1.0
 class Residuals:
     """Standard deviations (natural log units) and lengths of the residual process of verify and draft."""
 
-    tokens: float = 0.09
+    tokens: float = 0.105
     tokens_length: float = 1.2
     batch: float = 0.03
     batch_speculating: float = 0.03

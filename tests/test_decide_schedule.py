@@ -162,3 +162,62 @@ def test_answers_without_a_common_setting_are_refused() -> None:
         sm.schedule(apart)
     partly = [optimum(1, {(0, "default"): 100, (3, "ring"): 180}), optimum(4, {(0, "default"): 100})]
     assert {s.comm for s in sm.schedule(partly)} == {"default"}
+
+
+def truth_and_model() -> tuple[Any, Any]:
+    """A deployment whose best step count falls with the batch, measured at few batches."""
+    truth = cases.Truth(knee_tokens=40.0, draft_step=0.04)
+    places = [(k, b, "default") for b in (1, 8, 32, 96) for k in (0, 1, 2, 3, 4, 6)]
+    return truth, cases.fitted(cases.measured_cycles(truth, np.random.default_rng(2), places, relative_sd=0.001))
+
+
+def loss_at(truth: Any, got: Any, batch: int) -> float:
+    [here] = [s for s in got if s.batch_from <= batch and (s.batch_to is None or batch <= s.batch_to)]
+    return 1.0 - float(truth.tok_s(here.num_steps, batch) / max(truth.tok_s(k, batch) for k in range(7)))
+
+
+def test_asking_the_model_between_batches_loses_less_beside_an_edge() -> None:
+    truth, model = truth_and_model()
+    optima = [sm.optimize(model, batch=b, max_steps=6) for b in (1, 8, 32, 96)]
+    asked = sm.schedule(optima, model)
+    losses = {
+        name: [loss_at(truth, got, b) for b in range(1, 97)]
+        for name, got in (("middle", sm.schedule(optima)), ("asked", asked))
+    }
+    assert max(losses["asked"]) < 0.5 * max(losses["middle"])
+    assert float(np.mean(losses["asked"])) < 0.5 * float(np.mean(losses["middle"]))
+    assert max(losses["asked"]) < 0.02
+
+
+def test_at_the_answered_batches_the_model_changes_nothing() -> None:
+    _, model = truth_and_model()
+    optima = [sm.optimize(model, batch=b, max_steps=6) for b in (1, 8, 32, 96)]
+    plainly, asked = sm.schedule(optima), sm.schedule(optima, model)
+    for o in optima:
+        held = [s for s in asked if s.batch_from <= o.batch and (s.batch_to is None or o.batch <= s.batch_to)]
+        assert len(held) == 1
+        rates = {c.num_steps: c.tok_s for c in o.table}
+        assert rates[held[0].num_steps] >= 0.99 * o.best.tok_s
+    assert plainly[0].batch_from == asked[0].batch_from == 1
+    for one, two in itertools.pairwise(asked):
+        assert two.batch_from == one.batch_to + 1
+        assert one.num_steps != two.num_steps
+
+
+def test_too_far_from_the_measured_batches_the_middle_is_kept() -> None:
+    """Between batch 1 and 400 the model knows what lies within four times of either."""
+    truth = cases.Truth(knee_tokens=40.0, draft_step=0.04)
+    places = [(k, b, "default") for b in (1, 400) for k in (0, 1, 3)]
+    model = cases.fitted(cases.measured_cycles(truth, np.random.default_rng(2), places, relative_sd=0.001))
+    got = sm.schedule([sm.optimize(model, batch=b, max_steps=6) for b in (1, 400)], model)
+    assert len(got) >= 2
+    for s in got[1:]:
+        assert s.batch_from <= 4 or s.batch_from == 21 or s.batch_from >= 100
+
+
+def test_between_fractional_and_neighbouring_batches_nothing_is_asked() -> None:
+    _, model = truth_and_model()
+    for sizes in ((1.0, 2.0), (30.2, 30.7), (30.5, 31.0, 32.0), (1.0, 1.0)):
+        got = sm.schedule([sm.optimize(model, batch=b, max_steps=6) for b in sizes], model)
+        assert got[0].batch_from == 1
+        assert got[-1].batch_to is None

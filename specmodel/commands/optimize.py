@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from specmodel.schedule import schedule
 
     optima = answers(model, args)
-    steps = schedule(optima)
+    steps = schedule(optima, model, args.workload, args.context_tokens)
     refusals = [words.refusal(model, optimum, extrapolate=args.extrapolate) for optimum in optima]
     if args.plot is not None:
         _plot(args, model, optima)

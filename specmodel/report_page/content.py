@@ -125,7 +125,7 @@ def gather(
         )
         for batch in ordered
     )
-    steps = schedule(optima)
+    steps = schedule(optima, model, workload, context_tokens)
     refusals = tuple(refusal(model, optimum, extrapolate=extrapolate) for optimum in optima)
     lines, notes = ([], []) if any(refusals) else launch_lines(model, optima, steps, _WIDTH, engine)
     first = _first(model, optima)

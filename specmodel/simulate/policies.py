@@ -57,7 +57,7 @@ def chain_schedule(
             best = max(chains, key=lambda c: c.tok_s)
             trees.append(b)
         answers.append(replace(answer, table=chains, best=best))
-    return schedule(answers), tuple(b for b in trees if b <= max_batch)
+    return schedule(answers, model, workload, nearest), tuple(b for b in trees if b <= max_batch)
 
 
 def steps_by_batch(steps: Sequence[ScheduleStep], max_batch: int) -> NDArray[np.int64]:
