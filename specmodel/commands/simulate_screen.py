@@ -150,8 +150,6 @@ def _half(value: Estimate) -> str:
 
 
 def _gain(c: Comparison) -> str:
-    if c.factor.mean == c.factor.low == c.factor.high == 1.0:
-        return f"the same as {c.baseline}"
     if not math.isfinite(c.factor.mean):
         return f"{c.baseline} has none"
     text = change(c.factor.mean - 1.0)
