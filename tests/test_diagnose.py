@@ -412,7 +412,7 @@ def test_levers_of_a_tree_are_bounded():
 @pytest.mark.parametrize(
     ("system", "said"),
     [
-        ("{gpu: NVIDIA H200, tensor_parallel: 2}", "2 H200 can read 96"),
+        ("{gpu: NVIDIA H200, tensor_parallel: 2}", "2 H200 can read 9"),
         ("{gpu: H100 SXM, num_gpus: 1}", "one H100 can read 33"),
         ("{gpu: Abacus 9000, tensor_parallel: 2}", "weight bytes over memory bandwidth"),
         ("{gpu: H200}", "weight bytes over memory bandwidth"),

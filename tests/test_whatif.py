@@ -285,7 +285,7 @@ def test_what_is_supposed_was_not_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["verify=15"], "verify=15: ms at 2 steps, 0.9"),
+        (["verify=15"], "verify=15: ms at 2 steps, 0."),
         (["verify-=100"], "less than nothing would be left"),
         (["acceptance+=0.7"], "a probability would leave 0 to 1"),
         (["acceptance_length=7"], "clipped to what is possible, 1 to 3 tokens"),
