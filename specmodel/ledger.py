@@ -18,7 +18,7 @@ from specmodel.drafters import acceptance_a_draft, chain_length, reach_of_kind
 from specmodel.expectations import shape_text
 from specmodel.gpus import datasheet
 from specmodel.ledger_choices import choices
-from specmodel.levers import KNOWN, Bound, Ledger, bound_of, judged, lever, percent_gain, settled
+from specmodel.levers import KNOWN, Bound, Ledger, bound_of, judged, lever, on_ranks, percent_gain, settled
 from specmodel.parts import chain_lengths, curves_of
 
 __all__ = ["ledger_of"]
@@ -73,7 +73,7 @@ def _draft(book: Ledger) -> Lever:
     graphs = book.seen("draft_cuda_graph")
     half = bound_of(case, _after(case, 0.5 * draft_ms))
     if bound.high >= 1.0 + book.worth and graphs is not None and graphs.value is True:
-        ranks = f" on {graphs.ranks} ranks" if graphs.ranks else ""
+        ranks = on_ranks(graphs)
         if half.high < 1.0 + book.worth:
             text = f"{part}; its CUDA graphs are captured{ranks}; even at half the time {percent_gain(half.optimised)}"
             return lever("draft", title, bound, "closed", text)

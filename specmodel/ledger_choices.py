@@ -9,7 +9,7 @@ from specmodel.calibration import VerifyRow
 from specmodel.diagnosed import Case
 from specmodel.diagnosis import Lever, Status
 from specmodel.expectations import shape_text
-from specmodel.levers import Bound, Ledger, bound_of, judged, lever, percent_gain, settled
+from specmodel.levers import Bound, Ledger, bound_of, judged, lever, on_ranks, percent_gain, settled
 from specmodel.measured import default_context
 from specmodel.parts import draw_parts, verify_terms
 from specmodel.speeds import Noise, spread
@@ -171,11 +171,13 @@ def _schedule(book: Ledger) -> Lever:
         mean = np.where(np.atleast_1d(far), -np.inf, np.log(tok_s).mean(axis=0))
         best = int(np.argmax(mean)) if np.isfinite(mean).any() else shapes.index(case.shape)
         bounds.append(_ratio(tok_s[:, best] / tok_s[:, shapes.index(case.shape)]))
-        name = shape_text(*shapes[best]) if shapes[best][0] else "plain decoding"
-        said.append(f"{name} at {b:g} ({percent_gain(bounds[-1].optimised)})")
+        if shapes[best] != case.shape:
+            name = shape_text(*shapes[best]) if shapes[best][0] else "plain decoding"
+            said.append(f"{name} at {b:g} ({percent_gain(bounds[-1].optimised)})")
     most = max(bounds, key=lambda x: x.optimised)
     top = Bound(fixed=1.0, optimised=most.optimised, low=most.low, high=max(x.high for x in bounds))
-    text = f"against {shape_text(*case.shape)} everywhere: {', '.join(said[:4])}{', ...' if len(said) > 4 else ''}"
+    better = f"{', '.join(said[:4])}{', ...' if len(said) > 4 else ''}" or "nothing is faster at the other batches"
+    text = f"against {shape_text(*case.shape)} everywhere: {better}"
     return lever("batch_schedule", title, top, judged(top, book.worth, decidable=True), text, by)
 
 
@@ -187,7 +189,7 @@ def _comm(book: Ledger) -> Lever:
         return settled("comm", title, "one GPU a replica: nothing is sent")
     here = case.points(case.comm)
     others = [j for j in case.points() if j not in here]
-    seen = ", ".join(str(e.value) for about in _COMM_FACTS for e in book.facts.get(about, ())[:2])
+    seen = ", ".join(dict.fromkeys(str(e.value) for about in _COMM_FACTS for e in book.facts.get(about, ())[:2]))
     force = f"; in force: {seen}" if seen else ""
     if not others:
         return _only_setting(book, title, force)
@@ -272,9 +274,8 @@ def _graphs(book: Ledger) -> list[Lever]:
             text = "not captured" + (_source(seen) if seen is not None else ": the row says so")
             out.append(lever(name, title, bound, "open", text, advice="a run with them"))
         elif seen is not None and seen.value is True:
-            ranks = f" on {seen.ranks} rank{'s' if seen.ranks > 1 else ''}" if seen.ranks else ""
             ran = ", and decode ran with them" if decoded is not None and decoded.value is True else ""
-            out.append(settled(name, title, f"captured{ranks}{ran}{_source(seen)}"))
+            out.append(settled(name, title, f"captured{on_ranks(seen)}{ran}{_source(seen)}"))
         elif bound is not None and bound.high < 1.0 + book.worth:
             out.append(lever(name, title, bound, "closed", "even a free draft brings no more"))
         else:

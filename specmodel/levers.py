@@ -12,7 +12,7 @@ from specmodel.calibration import Evidence
 from specmodel.diagnosed import Case
 from specmodel.diagnosis import Lever, Status
 
-__all__ = ["KNOWN", "NOTHING", "Bound", "Ledger", "bound_of", "judged", "lever", "percent_gain", "settled"]
+__all__ = ["KNOWN", "NOTHING", "Bound", "Ledger", "bound_of", "judged", "lever", "on_ranks", "percent_gain", "settled"]
 
 Array = NDArray[np.float64]
 
@@ -111,6 +111,11 @@ def lever(
 def settled(name: str, title: str, evidence: str) -> Lever:
     """An entry that is closed by a fact: nothing is left to gain."""
     return lever(name, title, NOTHING, "closed", evidence)
+
+
+def on_ranks(seen: Evidence) -> str:
+    """Say on how many ranks something was seen, where that is known."""
+    return f" on {seen.ranks} rank{'s' if seen.ranks > 1 else ''}" if seen.ranks else ""
 
 
 def percent_gain(factor: float) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from specmodel.optimum import Candidate, NextMeasurement, Optimum
     from specmodel.schedule import ScheduleStep
 
+_CHAINS = re.compile(r"num_steps up to ([0-9][0-9.]*) ")
+
 
 def setting_name(num_steps: int, topk: int, num_draft_tokens: int) -> str:
     """Name a chain by its steps and a tree by its three numbers; no steps are plain decoding."""
@@ -125,9 +127,15 @@ def comm_lines(name: str, setting: CommSetting | None) -> list[str]:
 
 
 def warning_items(warnings: Iterable[str], most: int = 6) -> list[tuple[str, str]]:
-    """Label warnings; those that differ only in their batch are one, and what is beyond `most` is counted."""
+    """Label warnings, and count what is beyond `most`.
+
+    Those that differ only in their batch are one, and of those on chains beyond the longest measured the farthest.
+    """
+    every = list(dict.fromkeys(warnings))
+    chains = {text: float(found.group(1)) for text in every if (found := _CHAINS.match(text))}
+    farthest = max(chains, key=lambda text: chains[text], default="")
     batches: dict[str, list[str]] = {}
-    for text in dict.fromkeys(warnings):
+    for text in (w for w in every if w not in chains or w == farthest):
         found = re.search(r"\bbatch ([0-9][0-9.]*)", text)
         pattern = text if found is None else f"{text[: found.start(1)]}\0{text[found.end(1) :]}"
         batches.setdefault(pattern, []).append("" if found is None else found.group(1))
@@ -237,6 +245,29 @@ def ties_text(optimum: Optimum) -> str:
     if not optimum.ties:
         return f"none: nothing else has more than a 25\xa0% chance of being faster; {regret}"
     several = len({c.comm for c in (best, *optimum.ties)}) > 1
+    each = "each has" if len(optimum.ties) > 1 else "it has"
+    return (
+        f"{_tied_names(optimum)}: {each} more than a 25\xa0% chance of being faster than {name_of(best)}"
+        f"{' with ' + best.comm if several else ''}; {regret}"
+    )
+
+
+def ties_by_batch(optima: Sequence[Optimum]) -> str:
+    """Say at which batches something else has a good chance of being faster, and how sure the least sure choice is."""
+    batches: dict[str, list[str]] = {}
+    for optimum in optima:
+        if optimum.ties:
+            batches.setdefault(_tied_names(optimum), []).append(f"{optimum.batch:g}")
+    tied = "; ".join(f"{names} at batch {', '.join(at)}" for names, at in batches.items())
+    least = max(optima, key=lambda optimum: optimum.expected_regret)
+    return (
+        f"{tied or 'none'}: {'each with' if tied else 'nothing else has'} more than a 25\xa0% chance of being faster; "
+        f"expected regret at most {100 * least.expected_regret:.1f}\xa0%, at batch {least.batch:g}"
+    )
+
+
+def _tied_names(optimum: Optimum) -> str:
+    several = len({c.comm for c in (optimum.best, *optimum.ties)}) > 1
     names = []
     for comm in dict.fromkeys(c.comm for c in optimum.ties):
         here = [c for c in optimum.ties if c.comm == comm]
@@ -244,11 +275,7 @@ def ties_text(optimum: Optimum) -> str:
         kinds = [name_of(c) for c in here if not c.num_steps] + ([chains] if chains else [])
         kinds += [name_of(c) for c in here if c.topk > 1]
         names.append(", ".join(kinds) + (f" with {comm}" if several else ""))
-    each = "each has" if len(optimum.ties) > 1 else "it has"
-    return (
-        f"{'; '.join(names)}: {each} more than a 25\xa0% chance of being faster than {name_of(best)}"
-        f"{' with ' + best.comm if several else ''}; {regret}"
-    )
+    return "; ".join(names)
 
 
 def to_win(optimum: Optimum) -> str:

@@ -161,6 +161,26 @@ def test_what_lies_beyond_is_said_of_rows_that_were_asked_for(
         assert " ".join(capsys.readouterr().out.split()).count(BEYOND) == times, arguments
 
 
+def test_several_batches_say_what_is_tied_and_how_far_they_reach_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [plain(), spec(3, 230.0, 2.5), plain(3000.0, batch=32), spec(3, 4900.0, 2.5, batch=32)]
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(cases.document(rows)))
+    optima = [sm.optimize(fitted(rows), batch=b) for b in (1, 32)]
+    reached = {w for optimum in optima for w in optimum.warnings if BEYOND in w}
+    assert any(optimum.ties for optimum in optima)
+    assert len(reached) > 1
+    main(["optimize", str(path)])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count(BEYOND) == 1
+    assert shown.count("than a 25 % chance of being faster") == 1
+    for optimum in optima:
+        assert not optimum.ties or f"at batch {optimum.batch:g}" in shown.partition(" ties ")[2].partition(":")[0]
+    least = max(optimum.expected_regret for optimum in optima)
+    assert f"expected regret at most {100 * least:.1f} %" in shown
+
+
 def shares(model: Any) -> dict[str, float]:
     found, _ = model.mixture(None)
     return {model.layout.workloads[i]: share for i, share in found.items()}

@@ -291,6 +291,22 @@ def test_graphs_by_what_was_seen():
     assert levers(sm.diagnose(eager))["draft_graph"].status == "open"
 
 
+def test_what_was_seen_is_said_once():
+    model = sm.fit(sm.loads(plain(*BASE, head=HEAD + "system: {num_gpus: 8, tensor_parallel: 8}\n")))
+    communication = Evidence(about="allreduce_implementation", value="the custom one")
+    facts = [communication, Evidence(about="draft_cuda_graph", value=True, ranks=1)]
+    ledger = levers(sm.diagnose(model, runtime=[*facts, *facts]))
+    assert ledger["comm"].evidence.count("the custom one") == 1
+    assert "captured on 1 rank" in ledger["draft"].evidence
+    assert "1 ranks" not in ledger["draft"].evidence
+
+
+def test_a_schedule_names_the_batches_where_it_changes():
+    rows = "num_steps: 0, batch: 32, tok_s: 3100", "num_steps: 3, batch: 32, tok_s: 6200, acceptance_length: 2.4"
+    same = levers(made(plain(*BASE[:1], "num_steps: 3, tok_s: 200, acceptance_length: 2.4", *rows)))["batch_schedule"]
+    assert "3 steps at" not in same.evidence
+
+
 def test_sizes_of_graphs():
     sizes = HEAD + "model: {{method: eagle3, cuda_graph_sizes: [{}]}}\n"
     fits = levers(made(plain(*BASE, head=sizes.format("1, 4, 8"))))["graph_padding"]

@@ -37,6 +37,7 @@ from specmodel.words import (
     row_text,
     schedule_line,
     setting_lines,
+    ties_by_batch,
     ties_text,
     to_win,
     warning_items,
@@ -236,7 +237,6 @@ def _several(
         Column(heading="90 % interval", cells=[interval(c.tok_s_interval) for c in best]),
         Column(heading="speedup", cells=[factor(c.speedup) for c in best]),
         Column(heading="P(best)", cells=[chance(c.probability_best) for c in best], priority=1),
-        Column(heading="tied", cells=[_tied_steps(o) for o in optima], left=True, priority=3),
         Column(heading="free draft", cells=[factor(o.ceilings["draft"].speedup) for o in optima], priority=4),
         Column(heading="all accepted", cells=[factor(o.ceilings["acceptance"].speedup) for o in optima], priority=5),
     ]
@@ -248,14 +248,11 @@ def _several(
     items: Items = [("schedule", schedule_line(step)) for step in steps]
     if len(steps) > 1:
         items.append(("schedule", f"it changes only where that brings more than {100 * REGRET_TOLERANCE:g}\xa0%"))
+    items.append(("ties", ties_by_batch(optima)))
     comm = steps[0].comm
     setting = None if launched else model.calibration.comm.get(comm)
     items += [("settings", line) for line in comm_lines(comm, setting)]
     return ["the best for each batch" + ("" if len(settings) > 1 else f", {best[0].comm}"), grid, Entries(items=items)]
-
-
-def _tied_steps(optimum: Optimum) -> str:
-    return ", ".join(str(c.num_steps) if c.topk == 1 else name_of(c) for c in optimum.ties) or "-"
 
 
 def _unsure(model: FittedModel, optima: Sequence[Optimum]) -> Items:
