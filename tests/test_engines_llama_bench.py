@@ -1,6 +1,7 @@
 """llama-bench in every format it prints: generation is plain decoding at its depth, prompts are prefill."""
 
 import json
+import re
 
 import pytest
 
@@ -104,7 +105,14 @@ def test_contradictions_and_damage_are_left_out(tmp_path):
     del rows[2]["n_gen"]
     calibration, reading = read(tmp_path, "\n".join(map(json.dumps, rows)))
     assert not calibration.measurements.cycles
-    assert reading.dropped["rows without a time, or whose time and rate contradict each other"] == 1
+    assert reading.dropped["rows without a time, or whose time, spread and rate contradict each other"] == 1
     assert reading.dropped["rows cut off, or without a test"] == 1
+    rows = [row | {"samples_ns": [*row["samples_ns"][:4], 10**15]} for row in records()]
+    plain, _ = read(tmp_path, json.dumps(rows))[0].measurements.cycles
+    assert (plain.cycle_ms, plain.sd_cycle_ms) == (pytest.approx(10, rel=1e-2), pytest.approx(0.08, rel=0.6))
+    calibration, reading = read(tmp_path, re.sub(r"± [\d.]+", "± 99999.5", as_table(ngl=99)) + as_table(ngl=99))
+    assert len(calibration.measurements.cycles) == 2
+    calibration, _ = read(tmp_path, as_table(ngl=99).replace("| test |", "| tesu |") + as_table(ngl=99))
+    assert len(calibration.measurements.cycles) == 2
     calibration, _ = read(tmp_path, as_table(ngl=99)[:-80])
     assert [row.context_tokens for row in calibration.measurements.cycles] == [64, 4128]

@@ -67,7 +67,7 @@ def _table(text: str) -> list[dict[str, Any]]:
     names: list[str] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.partition("|")[2].rstrip().removesuffix("|").split("|")]
-        if cells[-1:] == ["t/s"]:
+        if cells[-2:] == ["test", "t/s"]:
             names = cells
         elif names and len(cells) == len(names) and not all(_SEPARATOR.fullmatch(cell) for cell in cells):
             row: dict[str, Any] = dict(zip(names, cells, strict=True))
@@ -126,8 +126,8 @@ def _row(reading: Reading, row: dict[str, Any]) -> None:
         return
     each, sd, samples = _time_ms(row, tokens)
     rate = number(row, "avg_ts")
-    if each is None or (rate and abs(rate * each / 1e3 - 1) > _TWO_SIDES + sd / each):
-        reading.dropped["rows without a time, or whose time and rate contradict each other"] += 1
+    if each is None or sd > each or (rate and abs(rate * each / 1e3 - 1) > _TWO_SIDES + sd / each):
+        reading.dropped["rows without a time, or whose time, spread and rate contradict each other"] += 1
         return
     where = f"{reading.source}: llama-bench {'tg' if generated else 'pp'}{tokens}"
     context = (depth or 0) + (generated // 2 if generated else 0)
@@ -146,7 +146,7 @@ def _time_ms(row: dict[str, Any], tokens: int) -> tuple[float | None, float, int
     """Return the time of one token, the spread of one sample of it, and the number of samples."""
     each = [ns / 1e6 / tokens for ns in sequence(row, "samples_ns") if isinstance(ns, int | float) and 0 < ns < 1e18]
     if each:
-        summary = summarise(each)
+        summary = summarise(each, band=2.0)
         return summary.value, summary.sd, summary.samples
     nanoseconds, rate = number(row, "avg_ns", high=1e18), number(row, "avg_ts")
     if nanoseconds:
