@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specmodel import io as files
+from specmodel.engines import ingest as engines_ingest
 from specmodel.engines import stream
 from specmodel.engines.ingest import ingest
 from specmodel.engines.reading import Given
@@ -155,3 +156,17 @@ def test_json_that_is_broken_or_too_deep_is_refused():
         items(b'[{"a": 1}, {"a" 2}, {"a": 3}, {"a": 4}, {"a": 5}, {"a": 6}, {"a": 7}]')
     with pytest.raises(CalibrationError, match="depth"):
         items(b"[" * 200_000)
+
+
+def test_a_log_that_is_nccls_alone_for_long_is_searched_for_nothing_else_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines_ingest, "NCCL_ALONE_BLOCKS", 2)
+    lines = (DATA / "nccl_debug_info.log").read_bytes() * 200
+    log = tmp_path / "x.log"
+    log.write_bytes(lines + LOG)
+    calibration, _ = ingest([str(log)], Given(), "x")
+    assert not calibration.measurements.cycles
+    assert any("only NCCL's are read" in caveat for caveat in calibration.provenance.caveats)
+    log.write_bytes(LOG + lines)
+    calibration, _ = ingest([str(log)], Given(), "x")
+    assert calibration.measurements.cycles
+    assert not any("only NCCL's" in caveat for caveat in calibration.provenance.caveats)

@@ -35,6 +35,9 @@ from specmodel.io import from_dict
 
 __all__ = ["ingest", "read_opened", "read_sources"]
 
+NCCL_ALONE_BLOCKS = 256
+"""Blocks (64 MiB) after which a log of NCCL's lines in which no engine has spoken is taken for NCCL's alone."""
+
 _Scrapes = list[tuple[str, str, prometheus.Scrape]]
 JsonReader = Callable[[Reading, Iterable[Any], Given], None]
 
@@ -235,7 +238,18 @@ def _read_log(source: Source, given: Given, family: str | None, scrapes: _Scrape
                 handlers.update(reader.handlers())
         return handlers
 
+    blocks = 0
+
     def one_engine() -> dict[bytes, Handler] | None:
+        nonlocal blocks
+        blocks += 1
+        if (
+            debug.seen
+            and blocks >= NCCL_ALONE_BLOCKS
+            and not any(r.sure for members in engines.values() for r in members)
+        ):
+            source.warnings.append("begins with very many lines of NCCL and none of an engine: only NCCL's are read")
+            return handlers_of(())
         sure = [name for name, readers in engines.items() if any(reader.sure for reader in readers)]
         return handlers_of(sure) if len(sure) == 1 else None
 

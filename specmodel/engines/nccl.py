@@ -243,6 +243,11 @@ class NcclDebug:
         self._first = 0
         self._cut = 0
 
+    @property
+    def seen(self) -> bool:
+        """Whether any line was NCCL's."""
+        return self._first > 0
+
     def handlers(self) -> dict[bytes, Handler]:
         """Return what to call for each anchor."""
         return {b"NCCL INFO ": self._info}
