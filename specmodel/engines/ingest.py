@@ -243,14 +243,10 @@ def _read_log(source: Source, given: Given, family: str | None, scrapes: _Scrape
     def one_engine() -> dict[bytes, Handler] | None:
         nonlocal blocks
         blocks += 1
-        if (
-            debug.seen
-            and blocks >= NCCL_ALONE_BLOCKS
-            and not any(r.sure for members in engines.values() for r in members)
-        ):
+        sure = [name for name, readers in engines.items() if any(reader.sure for reader in readers)]
+        if debug.seen and not sure and blocks >= NCCL_ALONE_BLOCKS:
             source.warnings.append("begins with very many lines of NCCL and none of an engine: only NCCL's are read")
             return handlers_of(())
-        sure = [name for name, readers in engines.items() if any(reader.sure for reader in readers)]
         return handlers_of(sure) if len(sure) == 1 else None
 
     read_records(source, handlers_of(engines), one_engine)
