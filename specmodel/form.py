@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 Keys = tuple[str | int, ...]
 
+INGEST = "of what an engine printed, `specmodel ingest` makes a calibration"
+BEGIN = f"begin with `schema: {SCHEMA}` and `name:`, as `specmodel schema --example` does; {INGEST}"
+"""What to do with a text that is no calibration at all."""
+
 RULES: dict[type[Any], Callable[[Any], list[Fault]]] = {
     ModelShape: invariants.model_faults,
     VerifyRow: invariants.time_faults,
@@ -87,7 +91,7 @@ def validate(value: Any, source: str, faults: Sequence[Fault] = ()) -> Calibrati
         Every fault of the document, one a line.
     """
     if not isinstance(value, dict):
-        remedy = "begin with `schema: specmodel.calibration/1` and `name:`; see `specmodel schema --example`"
+        remedy = BEGIN
         raise CalibrationError.single(source, "a mapping of keys", shown(value), remedy)
     calibration, details = schema.check(value)
     found = [*faults, *_document_faults(value, details)]
@@ -210,7 +214,7 @@ def _field_fault(keys: Keys, detail: ErrorDetails) -> Fault:
     if kind == "missing":
         if isinstance(detail["loc"][-1], int):
             return Fault(path=path, must="[low, high]", got=shown(value), remedy="give both ends")
-        remedy = f"add `{key}: {SCHEMA}`" if key == "schema" else f"add `{key}:`"
+        remedy = f"add `{key}: {SCHEMA}`; {INGEST}" if key == "schema" else f"add `{key}:`"
         return Fault(path=path, must="given", got="nothing", remedy=remedy)
     must, remedy = _expectation(kind, key, value, context, keys)
     if value is None:

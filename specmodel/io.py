@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import re
 from typing import Any, Literal
 
 from specmodel import documents, form, schema, yaml_text
@@ -18,6 +19,7 @@ from specmodel.errors import CalibrationError
 __all__ = ["dump", "dumps", "example", "from_dict", "json_schema", "load", "loads", "read_document", "to_dict"]
 
 _EXACT_AS_INTEGER = 10**15  # whole numbers up to here are written without a decimal point
+_STATES_SCHEMA = re.compile(r"""(?:^|[{,])\s*["']?schema["']?\s*:""", re.MULTILINE)
 
 
 def load(path: str | os.PathLike[str]) -> Calibration:
@@ -45,7 +47,13 @@ def loads(text: str, source: str = "<text>") -> Calibration:
     CalibrationError
         The text is malformed; the message lists every fault.
     """
-    document, faults = documents.parse(text, source)
+    try:
+        document, faults = documents.parse(text, source)
+    except CalibrationError:
+        if not text.strip() or _STATES_SCHEMA.search(text):
+            raise
+        # A log, counters or a benchmark's lines: where its syntax ends helps nobody.
+        raise CalibrationError.single(source, "a calibration", "text that states no `schema`", form.BEGIN) from None
     return form.validate(document, source, faults)
 
 

@@ -457,3 +457,9 @@ def test_a_decision_needs_no_optimiser_no_statistics_and_no_plotting() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"scipy.stats", "scipy.optimize", "sympy", "matplotlib", "rich"} & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "tests/data/engines").iterdir()), ids=lambda file: file.name)
+def test_what_an_engine_printed_is_sent_to_ingest(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", str(file)]) == 3
+    assert "`specmodel ingest` makes a calibration" in capsys.readouterr().err

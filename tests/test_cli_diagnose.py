@@ -188,3 +188,23 @@ def test_bad_files(capsys, tmp_path):
         assert said.out == ""
         assert log.name in said.err
     assert main(["diagnose", str(other)]) == 3
+
+
+def test_a_log_of_another_deployment_is_not_evidence(tmp_path, capsys):
+    """Another engine or another number of GPUs is refused; names may be anybody's words, so they are asked about."""
+    system = "system: {engine: ENGINE, tensor_parallel: WIDTH}\nmeasurements: {cycles: ROWS}\n"
+    head = "schema: specmodel.calibration/1\nname: own\nmodel: {target: T}\n" + system
+    rows = "[{num_steps: 0, tok_s: 100}, {num_steps: 3, tok_s: 150, acceptance_length: 2.4}]"
+    path = tmp_path / "own.yaml"
+    for engine, width, code, said in (
+        ("SGLang", 8, 0, "names another target"),
+        ("vllm", 8, 3, "must be of engine vllm"),
+        ("SGLang", 1, 3, "must be of tensor_parallel 1"),
+        ("an engine of our own", 8, 0, "names another target"),
+    ):
+        path.write_text(
+            head.replace("ENGINE", engine).replace("WIDTH", str(width)) + f"\nmeasurements: {{cycles: {rows}}}\n"
+        )
+        assert main(["diagnose", str(path), NOISY]) == code
+        shown = capsys.readouterr()
+        assert said in " ".join((shown.out + shown.err).split())

@@ -201,8 +201,8 @@ TABLE = [
     # the document
     whole("", "empty file", "a document", "schema --example"),
     whole(" \n\t\n", "blank file", "a document", "schema --example"),
-    whole("# nothing yet\n", "only comments", "a document", "schema --example"),
-    whole("null\n", "null document", "a document", "schema --example"),
+    whole("# nothing yet\n", "only comments", "a calibration", "schema --example"),
+    whole("null\n", "null document", "a calibration", "schema --example"),
     whole("- a\n- b\n", "list at the top", "a mapping of keys", "begin with"),
     whole("[]", "JSON list at the top", "a mapping of keys", "begin with"),
     whole("just text\n", "text at the top", "a mapping of keys", "begin with"),

@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("standard input can be only one of the files")
     calibration = output.load(args.calibration, args)
     logged = _logged(args.logs)
+    doubts = () if logged is None else _of_another(calibration, logged, args.calibration)
     output.one_thread()
     from dataclasses import replace
 
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     everything = (*evidence, *calibration.evidence)
     if everything:
         seen = seen_sentences(everything, calibration.model.cuda_graph_sizes, missing=logged is not None)
-        found = replace(found, runtime=tuple(map(clean, seen)))
+        found = replace(found, runtime=tuple(map(clean, seen)), warnings=(*found.warnings, *map(clean, doubts)))
     if args.json:
         output.write_json(diagnosis_document(found))
     else:
@@ -134,6 +135,37 @@ def _logged(logs: Sequence[str]) -> Calibration | None:
 
     calibration, _ = ingest(logs, Given(), "logs")
     return calibration
+
+
+def _of_another(cal: Calibration, logged: Calibration, source: str) -> tuple[str, ...]:
+    """Say where the logs name other models than the file, whose names may be anybody's words.
+
+    Raises
+    ------
+    CalibrationError
+        The logs are of another engine, or of another number of GPUs.
+    """
+    from specmodel.errors import CalibrationError, Fault
+    from specmodel.launch.lines import engine_of
+
+    facts = [
+        ("engine", engine_of(cal.system.engine), engine_of(logged.system.engine)),
+        ("tensor_parallel", cal.system.tensor_parallel, logged.system.tensor_parallel),
+    ]
+    remedy = "give the logs of the same deployment"
+    faults = [
+        Fault(path="", must=f"of {key} {stated}, as {source} says", got=str(got), remedy=remedy)
+        for key, stated, got in facts
+        if stated is not None and got is not None and stated != got
+    ]
+    if faults:
+        raise CalibrationError.of(faults, "LOG")
+    out = []
+    for key in ("target", "draft"):
+        stated, got = getattr(cal.model, key), getattr(logged.model, key)
+        if stated is not None and got is not None and stated != got:
+            out.append(f"the log names another {key} ({got}) than the file ({stated}): is it of the same deployment?")
+    return tuple(out)
 
 
 def _screen(cal: Calibration, found: Diagnosis) -> Screen:
