@@ -202,9 +202,7 @@ def test_a_log_of_another_deployment_is_not_evidence(tmp_path, capsys):
         ("SGLang", 1, 3, "must be of tensor_parallel 1"),
         ("an engine of our own", 8, 0, "names another target"),
     ):
-        path.write_text(
-            head.replace("ENGINE", engine).replace("WIDTH", str(width)) + f"\nmeasurements: {{cycles: {rows}}}\n"
-        )
+        path.write_text(head.replace("ENGINE", engine).replace("WIDTH", str(width)).replace("ROWS", rows))
         assert main(["diagnose", str(path), NOISY]) == code
         shown = capsys.readouterr()
         assert said in " ".join((shown.out + shown.err).split())
