@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from specmodel import cli
 from specmodel.cli import main
 from specmodel.commands.output import page
 
@@ -117,7 +118,7 @@ def test_the_last_line_is_the_recommendation_with_its_interval() -> None:
     assert f"{low:.1f} to {high:.1f}" in last
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", cli.COMMANDS)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_begins_with_examples_and_ends_with_exit_codes(command: str, flag: str) -> None:
     done = Inside(command, flag)

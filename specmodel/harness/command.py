@@ -21,14 +21,22 @@ if TYPE_CHECKING:
     from specmodel.harness.plan import Plan, Request
     from specmodel.harness.roofline import Gpu
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["EXAMPLES", "add_arguments", "run"]
+
+EXAMPLES = """\
+  specmodel measure --selftest                        is this machine fit to be measured: a minute
+  specmodel measure --model Llama-3.1-8B --draft EAGLE3-Llama-3.1-8B --dry-run
+                                                      what would be measured, and how long it takes
+  specmodel measure --model Llama-3.1-8B --draft EAGLE3-Llama-3.1-8B -o calib.yaml
+  specmodel measure --model target/config.json --draft drafter/config.json --tensor-parallel 2 --comm settings.yaml -o tp2.yaml
+"""
 
 _ASSUMED_GPU = "NVIDIA H200"
 _TIMEOUT_MS = 120_000
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `specmodel measure`; the answer goes to standard output, what happens to standard error.
+    """Verify passes, draft steps, all-reduces and whole cycles, timed on this machine's GPUs with random weights.
 
     Returns
     -------
