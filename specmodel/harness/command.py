@@ -28,7 +28,7 @@ EXAMPLES = """\
   specmodel measure --model Llama-3.1-8B --draft EAGLE3-Llama-3.1-8B --dry-run
                                                       what would be measured, and how long it takes
   specmodel measure --model Llama-3.1-8B --draft EAGLE3-Llama-3.1-8B -o calib.yaml
-  specmodel measure --model target/config.json --draft drafter/config.json --tensor-parallel 2 --comm settings.yaml -o tp2.yaml
+  specmodel measure --model target/config.json --draft head/ --tensor-parallel 2 --comm settings.yaml -o tp2.yaml
 """
 
 _ASSUMED_GPU = "NVIDIA H200"
