@@ -298,6 +298,9 @@ def test_goodput_counts_the_requests_that_keep_every_limit(with_prefill: FittedM
         assert (r.good_share.mean, r.goodput_tok_s.mean) == (1.0, r.tok_s.mean)
     assert [r.goodput_tok_s and r.goodput_tok_s.mean for r in tight.results] == [0.0, 0.0]
     assert loose.objective == tight.objective == "goodput_tok_s"
+    # What arrives by itself and is all good is no yardstick: goodput is the load then.
+    few = [sm.simulate(with_prefill, scenario(arrivals="poisson:0.5", slo=slo)) for slo in ("tpot=10s", "tpot=0.001us")]
+    assert [answer.objective for answer in few] == ["latency_ms", "goodput_tok_s"]
     assert all(math.isnan(c.factor.low) for c in tight.comparisons)  # nothing to compare, and no warning of numpy's
 
 

@@ -166,7 +166,8 @@ def _best(answer: Simulation) -> str:
     same = [c.baseline for c in ordered if c.factor.mean == 1.0 and not c.factor.high > c.factor.low]
     gains = [f"the same as {', '.join(same)}"] if same else []
     gains += [_gain(c) for c in ordered if c.baseline not in same]
-    return f"{answer.best} by {_QUANTITY[answer.objective]}: {'; '.join(gains)}"
+    kept = "; every policy keeps the limits" if answer.scenario.slo and answer.objective == "latency_ms" else ""
+    return f"{answer.best} by {_QUANTITY[answer.objective]}{kept}: {'; '.join(gains)}"
 
 
 def _bounds(answer: Simulation) -> str:

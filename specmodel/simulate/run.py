@@ -228,7 +228,11 @@ def _answer(model: FittedModel, p: Prepared, s: Streams, rows: dict[str, NDArray
                 of_each=p.scenario.model_draws,
             )
         )
-    objective = "goodput_tok_s" if p.limits else "tok_s" if p.arrivals.kind == "closed" else "latency_ms"
+    able = [r for r in results if r.deployable] or results
+    # Where every request of every policy keeps the limits, goodput is tok/s; of an open load that is what arrives.
+    closed = p.arrivals.kind == "closed"
+    told = bool(p.limits) and (closed or any(bool(np.any(r.seed_values["good_share"] < 1.0)) for r in able))
+    objective = "goodput_tok_s" if told else "tok_s" if closed else "latency_ms"
     best, tied, comparisons = compared(results, objective)
     from specmodel.simulate.notices import model_interval, notices
 

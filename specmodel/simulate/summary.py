@@ -105,7 +105,7 @@ class Simulation:
 
     scenario: Scenario
     objective: str
-    """goodput_tok_s with limits; tok_s of a closed loop; latency_ms otherwise."""
+    """goodput_tok_s with limits, unless all of an open load keeps them; else tok_s if closed, latency_ms if open."""
     results: tuple[PolicyResult, ...]
     schedule: tuple[tuple[int, int, int], ...]
     """(first batch, last batch, num_steps) of the policy `schedule`; empty without it."""
