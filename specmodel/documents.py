@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from specmodel import yaml_text
 from specmodel.errors import CalibrationError, Fault, key_path, shown
+from specmodel.streams import DEVICE_REMEDY, is_device
 from specmodel.yaml_text import DuplicateKey
 
 MAX_BYTES = 64 * 2**20
@@ -36,6 +37,8 @@ def read_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> tu
             data = _read(sys.stdin.buffer, max_bytes + 1)
         elif stat.S_ISDIR(os.stat(name).st_mode):
             raise CalibrationError.single(source, "a file", "a directory", "name a file in it")
+        elif is_device(name):
+            raise CalibrationError.single(source, "a file", "a device", DEVICE_REMEDY)
         else:
             with open(name, "rb") as stream:
                 data = _read(stream, max_bytes + 1)

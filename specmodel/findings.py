@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from specmodel.calibration import Calibration
+from specmodel.contradictions import miscounted
 from specmodel.speeds import Noise, stated_speed
 
 __all__ = ["Finding", "findings_of"]
@@ -66,7 +67,8 @@ def findings_of(cal: Calibration) -> tuple[Finding, ...]:
         most = min(row.num_steps + 1, row.verify_tokens)
         place = (row.batch, row.context_tokens)
         if length > most * 1.005:
-            text = f"acceptance_length {length:g} is above the {most} tokens that a cycle can emit; count it again"
+            advice = miscounted(length, most, tree=row.verify_tokens <= row.num_steps)
+            text = f"acceptance_length {length:g} is above the {most} tokens that a cycle can emit; {advice}"
             found.append(
                 Finding(row=i, text=f"measurements.cycles[{i}]: {text}", sd=_doubt(length / most), doubtful=(i,))
             )
@@ -109,9 +111,10 @@ def findings_of(cal: Calibration) -> tuple[Finding, ...]:
     for i, entry in enumerate(cal.acceptance):
         most = min(entry.num_steps + 1, entry.verify_tokens)
         if entry.acceptance_length is not None and entry.acceptance_length > most * 1.005:
+            advice = miscounted(entry.acceptance_length, most, tree=entry.verify_tokens <= entry.num_steps)
             text = (
                 f"acceptance[{i}]: acceptance_length {entry.acceptance_length:g} is above the {most} tokens that a "
-                "cycle can emit; count it again"
+                f"cycle can emit; {advice}"
             )
             sd = _doubt(entry.acceptance_length / most)
             found.append(Finding(section="acceptance", row=i, text=text, sd=sd, doubtful=()))

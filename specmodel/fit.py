@@ -21,7 +21,7 @@ from specmodel.findings import findings_of
 from specmodel.gpus import datasheet
 from specmodel.measured import measured_of
 from specmodel.model import FittedModel
-from specmodel.notices import acceptance_notices, unit_notices
+from specmodel.notices import acceptance_notices, contradiction_notices, unit_notices
 from specmodel.observations import Observations, observations_of
 from specmodel.posterior import MOST_POSITIONS, Layout, Posterior
 from specmodel.residual import Residuals, draft_covariance, verify_covariance
@@ -241,7 +241,12 @@ def fit(
         measured=measured_of(cal, dep),
         posteriors=kept,
         weights=weights,
-        warnings=(*(f.text for f in findings_of(cal)), *unit_notices(cal), *acceptance_notices(cal)),
+        warnings=(
+            *(f.text for f in findings_of(cal)),
+            *unit_notices(cal),
+            *acceptance_notices(cal),
+            *contradiction_notices(cal),
+        ),
     )
 
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from specmodel.allreduce import cutoffs
 from specmodel.calibration import Calibration, VerifyRow
+from specmodel.contradictions import contradictions_of
 from specmodel.deployment import Deployment
 from specmodel.speeds import Noise, spread, stated_speed
 
-__all__ = ["acceptance_notices", "cutoff_notices", "step_notices", "unit_notices"]
+__all__ = ["acceptance_notices", "contradiction_notices", "cutoff_notices", "step_notices", "unit_notices"]
 
 STEP = 0.05
 """Least relative change from one token count to the next larger one that is called a step."""
@@ -43,6 +44,11 @@ def acceptance_notices(cal: Calibration) -> tuple[str, ...]:
                 f"({where_high}): it should depend on neither; the two runs differ in something else"
             )
     return tuple(out)
+
+
+def contradiction_notices(cal: Calibration) -> tuple[str, ...]:
+    """What does not fit together in the rows of a file, with the rows: as `diagnose` says it."""
+    return tuple(f"{found.message} ({found.where})" for found in contradictions_of(cal))
 
 
 def unit_notices(cal: Calibration) -> tuple[str, ...]:

@@ -1,11 +1,20 @@
-"""Standard output, for every room that answers on it."""
+"""Standard output, for every room that answers on it; and what is no file to read."""
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
-__all__ = ["write"]
+__all__ = ["DEVICE_REMEDY", "is_device", "write"]
+
+DEVICE_REMEDY = "name a file, or pipe the text in and name it -"
+
+
+def is_device(path: str) -> bool:
+    """Whether a path is a device, which may never end; a pipe is none. Raises `OSError` where there is nothing."""
+    mode = os.stat(path).st_mode
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
 
 
 def write(text: str) -> None:

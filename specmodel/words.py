@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specmodel.contradictions import only_falls
 from specmodel.findings import findings_of
 from specmodel.launch.plan import shell_env, shell_flags
 from specmodel.measured import extrapolation
@@ -18,7 +19,7 @@ from specmodel.report import chance, change, interval, rate, spans
 if TYPE_CHECKING:
     from specmodel.calibration import Calibration, CommSetting, CycleRow
     from specmodel.model import FittedModel
-    from specmodel.optimum import Candidate, NextMeasurement, Optimum
+    from specmodel.optimum import Candidate, NextMeasurement, Optimum, Plain
     from specmodel.schedule import ScheduleStep
 
 _CHAINS = re.compile(r"num_steps up to ([0-9][0-9.]*) ")
@@ -180,6 +181,9 @@ def refusal(model: FittedModel, optimum: Optimum, *, extrapolate: bool) -> str |
             f"{best.acceptance_length:.3g} tokens a cycle: a cycle would be shorter than a plain step; the acceptance "
             "or plain decoding was measured otherwise than the cycles, or is in another unit (a fraction, not percent)"
         )
+    fall = only_falls(model.calibration)
+    if fall is not None and best.batch > fall[0]:
+        reasons.append(f"batch {best.batch:g}: {fall[1]}")
     return "; ".join(reason for reason in reasons if reason) or None
 
 
@@ -208,17 +212,18 @@ def _how_far(model: FittedModel, c: Candidate) -> str:
     return "; ".join(w.removesuffix(": extrapolated").replace("num_steps up to", "num_steps") for w in warnings)
 
 
-def over_plain(c: Candidate) -> str:
-    """Compare a candidate with plain decoding."""
+def over_plain(c: Candidate, plain: Plain) -> str:
+    """Compare a candidate with plain decoding, and say where that is a prediction itself."""
     gain = c.speedup - 1.0
-    return f"{100 * abs(gain):.1f} % {'above' if gain >= 0 else 'below'} plain decoding"
+    text = f"{100 * abs(gain):.1f} % {'above' if gain >= 0 else 'below'} plain decoding"
+    return text if plain.measured else f"{text} as predicted ({interval(plain.tok_s_interval)})"
 
 
-def recommendation(c: Candidate, *, several_settings: bool) -> str:
+def recommendation(c: Candidate, plain: Plain, *, several_settings: bool) -> str:
     """The answer in one line."""
     where = f" with {c.comm}" if several_settings or c.comm != "default" else ""
     tokens = f" ({c.num_draft_tokens} draft tokens)" if c.num_steps else " (speculation off)"
-    gain = f", {over_plain(c)}" if c.num_steps else ""
+    gain = f", {over_plain(c, plain)}" if c.num_steps else ""
     return f"{name_of(c)}{tokens}{where}: {rate(c.tok_s)} tok/s, 90 % interval {interval(c.tok_s_interval)}{gain}"
 
 
@@ -345,7 +350,8 @@ def answer_line(
     good = [optimum for optimum, text in zip(optima, refusals, strict=True) if text is None]
     if not good:
         return f"No recommendation for any batch: {refusals[0]}"
-    plan = "; ".join(f"{setting_name(s.num_steps, s.topk, s.num_draft_tokens)} for {range_text(s)}" for s in steps)
+    told = [s for s in steps if any(_step_at(o.batch, steps) is s for o in good)]
+    plan = "; ".join(f"{setting_name(s.num_steps, s.topk, s.num_draft_tokens)} for {range_text(s)}" for s in told)
     comm = f" with {steps[0].comm}" if several else ""
     ends = good[:1] if len(good) == 1 else [good[0], good[-1]]
     speeds = ", ".join(_speed_at(optimum, steps) for optimum in ends)
@@ -354,8 +360,12 @@ def answer_line(
     return f"Recommendation{but}: {plan}{comm}; {speeds}"
 
 
+def _step_at(batch: float, steps: Sequence[ScheduleStep]) -> ScheduleStep:
+    return next(s for s in reversed(steps) if s.batch_from <= batch or s is steps[0])
+
+
 def _speed_at(optimum: Optimum, steps: Sequence[ScheduleStep]) -> str:
-    step = next(s for s in reversed(steps) if s.batch_from <= optimum.batch or s is steps[0])
+    step = _step_at(optimum.batch, steps)
     shape = (step.num_steps, step.topk, step.num_draft_tokens, step.comm)
     c = next(c for c in optimum.table if (c.num_steps, c.topk, c.num_draft_tokens, c.comm) == shape)
     return f"{rate(c.tok_s)} tok/s (90 % interval {interval(c.tok_s_interval)}) at batch {optimum.batch:g}"
@@ -374,7 +384,7 @@ def _answer_of_one(optimum: Optimum, refused: str | None, several: bool) -> str:
         if best.extrapolated or guessed_tree:
             hint += f"; measure {'closer to it' if best.extrapolated else 'it'}, or trust it with --extrapolate"
         return f"No recommendation: {refused}{hint}"
-    text = f"Recommendation: {recommendation(best, several_settings=several)}"
+    text = f"Recommendation: {recommendation(best, optimum.plain, several_settings=several)}"
     if best.num_steps == 0:
         second = best_speculative(optimum)
         if second is not None:

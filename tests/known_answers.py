@@ -105,6 +105,17 @@ measurements:
 """,
         {"zero_draft_ratio": [], "beats_plain": [{"select": {"comm": "ring"}, "value": False}], "flags": []},
     ),
+    "every_draft_accepted": (
+        """
+measurements: {cycles: [{num_steps: 2, tok_s: 500}]}
+acceptance: [{num_steps: 2, survival: [1, 1]}]
+""",
+        {
+            "cycle_plain_steps": [],
+            "cycle_plain_steps_range": [],
+            "flags": ["every_draft_accepted"],
+        },
+    ),
     "the_total_falls": (
         """
 measurements:

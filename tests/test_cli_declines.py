@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import specmodel as sm
 from specmodel.cli import main
+from specmodel.contradictions import only_falls
 
 PLAIN, ROW = {"num_steps": 0, "tok_s": 200.0}, {"num_steps": 3, "tok_s": 352.0}
 LENGTH = {"acceptance_length": 2.39}
@@ -50,3 +52,47 @@ def test_what_cannot_be_is_declined(
     assert "No recommendation" in found
     assert said in found
     assert "Recommendation:" not in found
+
+
+def totals(*rows: tuple[int, float, float]) -> list[dict[str, Any]]:
+    """Rows of (steps, batch, tok/s)."""
+    accepted = {0: {}, 3: LENGTH}
+    return [{"num_steps": k, "batch": b, "tok_s": rate, **accepted[k]} for k, b, rate in rows]
+
+
+EACH = totals((0, 1, 100.0), (3, 1, 200.0), (3, 8, 180.0), (3, 32, 120.0))
+FALLS: dict[str, tuple[list[dict[str, Any]], float | None]] = {
+    "rates of one request": (EACH, 1.0),
+    "of plain decoding as well": ([*EACH, *totals((0, 8, 90.0), (0, 32, 70.0))], 1.0),
+    "level before it falls": (totals((3, 1, 200.0), (3, 2, 199.0), (3, 4, 170.0)), 2.0),
+    "plain decoding rises": ([*EACH, *totals((0, 8, 600.0), (0, 32, 1500.0))], None),
+    "it rises before it falls": (totals((3, 1, 200.0), (3, 8, 900.0), (3, 32, 700.0)), None),
+    "a full system": (totals((3, 32, 5000.0), (3, 64, 4880.0)), None),
+    "one batch": (totals((0, 8, 100.0), (3, 8, 90.0)), None),
+}
+
+
+@pytest.mark.parametrize("name", FALLS)
+def test_no_batch_is_believed_above_which_totals_only_fall(name: str) -> None:
+    rows, above = FALLS[name]
+    found = only_falls(
+        sm.from_dict({"schema": "specmodel.calibration/1", "name": "x", "measurements": {"cycles": rows}})
+    )
+    assert (None if found is None else found[0]) == above
+
+
+@pytest.mark.parametrize("name", ["rates of one request", "plain decoding rises"])
+def test_a_total_that_falls_is_warned_of_and_declined_where_all_fall(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / "calib.json"
+    rows, above = FALLS[name]
+    document = {"schema": "specmodel.calibration/1", "name": "x", "measurements": {"cycles": rows}}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert main(["optimize", str(path), "--batch", "8"]) == (1 if above else 0)
+    found = " ".join(capsys.readouterr().out.split())
+    assert "3 steps: the total falls from 180 tok/s at batch 8 to 120 at batch 32" in found
+    assert ("No recommendation: batch 8: every total falls" in found) == bool(above)
+    assert main(["optimize", str(path)]) == (1 if above else 0)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (" and more; " in last) != bool(above)

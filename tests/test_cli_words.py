@@ -40,6 +40,21 @@ def test_what_can_be_read_is_kept_and_what_cannot_is_cut(text: str) -> None:
     assert len(short.split()) >= len(words)
 
 
+@pytest.mark.parametrize("command", [("optimize",), ("predict", "--steps", "3", "--batch", "1")])
+def test_a_gain_over_what_was_not_measured_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    for rows, predicted in (([], True), ([plain(200.0)], False)):
+        path = tmp_path / "calib.json"
+        cycles = [spec(k, rate, length) for k, rate, length in ((1, 260.0, 1.66), (3, 352.0, 2.39), (5, 340.0, 2.6))]
+        document = {"schema": "specmodel.calibration/1", "name": "x", "measurements": {"cycles": [*rows, *cycles]}}
+        path.write_text(json.dumps(document), encoding="utf-8")
+        assert run(command[0], str(path), *command[1:]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert "% above plain decoding" in last
+        assert ("above plain decoding as predicted (" in last) == predicted
+
+
 OPTIONS = [
     (LONG,),
     (f"--{LONG}",),

@@ -87,6 +87,30 @@ PAIRS = {
         "cuda_graph False",
         "measurements.cycles[1], measurements.cycles[0]",
     ),
+    "plain decoding contradicts itself": (
+        cycles("num_steps: 0, tok_s: 200", "num_steps: 0, tok_s: 330", "num_steps: 3, tok_s: 352"),
+        cycles("num_steps: 0, tok_s: 200", "num_steps: 0, tok_s: 215", "num_steps: 0, batch: 4, tok_s: 500"),
+        "plain decoding is 200 and 330 tok/s in 2 rows of one setting",
+        "measurements.cycles[0], measurements.cycles[1]",
+    ),
+    "half of the rows were throttled": (
+        cycles(*(f"num_steps: 3, tok_s: {rate}, acceptance_length: 2" for rate in (200, 201, 140, 141))),
+        cycles(*(f"num_steps: 3, tok_s: {rate}, acceptance_length: {rate / 100}" for rate in (200, 201, 140, 141))),
+        "3 steps: a cycle takes 9.95 and 14.29 ms in 4 rows",
+        "measurements.cycles[2], measurements.cycles[3]",
+    ),
+    "steps counted one too few": (
+        cycles("num_steps: 2, tok_s: 300, acceptance_length: 3.4"),
+        cycles("num_steps: 2, tok_s: 300, acceptance_length: 4.1"),
+        "likely num_steps is 3",
+        "measurements.cycles[0]",
+    ),
+    "tokens of a tree counted without its root": (
+        cycles("num_steps: 7, topk: 4, num_draft_tokens: 4, tok_s: 100, acceptance_length: 4.5"),
+        cycles("num_steps: 7, topk: 4, num_draft_tokens: 4, tok_s: 100, acceptance_length: 5.5"),
+        "without the root",
+        "measurements.cycles[0]",
+    ),
     "a longer chain is accepted less": (
         cycles("num_steps: 3, tok_s: 9, acceptance_length: 2.5", "num_steps: 5, tok_s: 9, acceptance_length: 2.2"),
         cycles("num_steps: 3, tok_s: 9, acceptance_length: 2.5", "num_steps: 5, tok_s: 9, acceptance_length: 2.45"),
@@ -125,9 +149,47 @@ def test_the_fault_is_found_and_not_where_it_is_not(name):
     bad, good, words, where = PAIRS[name]
     (found,) = [f for f in findings(bad) if words in f.message]
     assert found.where.endswith(where)
-    assert found.flag == ""
-    assert flags_of([found]) == ()
+    assert found.flag == ("acceptance_length_exceeds_steps_plus_one" if "num_steps is" in words else "")
     assert not [f for f in findings(good) if words in f.message]
+
+
+ACCEPTED = {
+    "lengths": (cycles("num_steps: 3, tok_s: 9, acceptance_length: 4"), "measurements.cycles[0]"),
+    "a length of a tree": (
+        cycles("num_steps: 2, topk: 2, num_draft_tokens: 6, tok_s: 9, acceptance_length: 3"),
+        "measurements.cycles[0]",
+    ),
+    "survival": ("acceptance: [{num_steps: 2, survival: [1, 1]}]\n", "acceptance[0]"),
+    "conditional": ("acceptance: [{num_steps: 2, conditional: [1, 0.9999]}]\n", "acceptance[0]"),
+    "counts": ("acceptance: [{num_steps: 2, drafts: 90, accepted_per_position: [90, 90]}]\n", "acceptance[0]"),
+    "a mean": ("acceptance: [{num_steps: 2, acceptance_length: 3}]\n", "acceptance[0]"),
+    "rounded": ("acceptance: [{num_steps: 2, acceptance_length: 2.95}]\n", ""),
+    "not the last": ("acceptance: [{num_steps: 2, survival: [1, 0.95]}]\n", ""),
+    "impossible": (cycles("num_steps: 3, tok_s: 9, acceptance_length: 4.2"), ""),
+    "nothing drafted": (cycles("num_steps: 0, tok_s: 9"), ""),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_every_draft_accepted_is_no_usual_measurement(name):
+    body, where = ACCEPTED[name]
+    found = [f for f in findings(body) if f.flag == "every_draft_accepted"]
+    assert [f.where for f in found] == ([where] if where else [])
+    warned = [w for w in sm.fit(sm.loads(HEAD + body)).warnings if "every draft is accepted" in w]
+    assert len(warned) == bool(where)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_diagnose_says_of_the_numbers_optimize_warns_of_once(name):
+    """Where a warning of the same rows is not there already."""
+    bad, _, words, where = PAIRS[name]
+    cal = sm.loads(HEAD + bad)
+    about = [w for w in sm.fit(cal).warnings if words in w]
+    assert len(about) == len(set(about))
+    unsaid = ("cannot emit", "are verified", "mean_draft", "default) and 2.3", "models and text", "cuda_graph False")
+    if not any(word in words for word in unsaid):
+        assert about
+        assert where.split(", ")[0] in " ".join(about)
 
 
 @given(st.lists(st.floats(50.0, 90.0), min_size=2, max_size=6), st.floats(0.0, 0.3))

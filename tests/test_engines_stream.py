@@ -5,7 +5,9 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -85,6 +87,26 @@ def test_a_directory_and_a_missing_file_are_refused(tmp_path):
     for path in (tmp_path, tmp_path / "none.log"):
         with pytest.raises(CalibrationError, match="must be"):
             ingest([str(path)], Given(), "x")
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/urandom"])
+def test_a_device_is_refused_unread(device, tmp_path):
+    link = tmp_path / "server.log"
+    link.symlink_to(device)
+    for path in (device, str(link)):
+        for read in (lambda path: ingest([path], Given(), "x"), files.load):
+            with pytest.raises(CalibrationError, match=r"must be a file, got a device; .* pipe the text in"):
+                read(path)
+
+
+def test_a_pipe_is_read_as_a_file(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    text = "schema: specmodel.calibration/1\nname: piped\n"
+    writer = threading.Thread(target=path.write_text, args=(text,))
+    writer.start()
+    assert files.load(path).name == "piped"
+    writer.join()
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])

@@ -63,7 +63,7 @@ def test_a_row_that_cannot_be_is_warned_of_and_does_not_decide(name: str) -> Non
 def test_without_any_such_row_there_is_no_warning() -> None:
     assert HONEST.warnings == ()
     edge = [plain(100.0), spec(2, 300.0, 3.0), spec(3, 402.0, 4.01)]  # as fast as can be, and rounded
-    assert fitted(edge).warnings == ()
+    assert not [w for w in fitted(edge).warnings if "every draft is accepted" not in w]
 
 
 def test_a_plain_row_that_makes_all_others_too_fast_is_the_doubtful_one() -> None:

@@ -96,6 +96,9 @@ def test_hostile_file_is_refused_within_limits(kind: str, tmp_path: Path) -> Non
 
 
 def test_endless_file_is_refused() -> None:
-    code = "import sys\nfrom specmodel import io\ntry:\n    io.read_document('/dev/zero', max_bytes=2**20)\nexcept io.CalibrationError as e:\n    sys.exit(str(e))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    code = "import sys\nfrom specmodel import io\ntry:\n    io.read_document('-', max_bytes=2**20)\nexcept io.CalibrationError as e:\n    sys.exit(str(e))"
+    with open("/dev/zero", "rb") as zeros:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=zeros, capture_output=True, text=True, timeout=120, check=False
+        )
     assert "must be at most 1 MiB" in done.stderr

@@ -466,6 +466,8 @@ def test_workloads_of_a_trace_must_be_known_and_complete(model: FittedModel) -> 
         ({"requests": 10**7}, "requests must lie"),
         ({"requests": 10**6, "seeds": 4000}, "do not fit into memory"),
         ({"max_batch": 4096, "seeds": 4096}, "do not fit into memory"),
+        ({"output_tokens": 100_000, "requests": 200, "arrivals": "closed:8"}, "take about 2,500,000 rounds"),
+        ({"output_tokens": "lognormal:300000:0.1", "requests": 80, "arrivals": "poisson:9"}, "run for many minutes"),
         ({"max_batch": 0}, "max_batch must lie"),
         ({"max_batch": 5000}, "max_batch must lie"),
         ({"acceptance_spread": -0.1}, "acceptance_spread must lie"),

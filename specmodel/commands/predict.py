@@ -121,8 +121,8 @@ def _screen(model: FittedModel, rows: list[tuple[Optimum, Candidate]], args: arg
     blocks += [Entries(items=items)] if items else []
     last = ""
     if len(rows) == 1:
-        c = rows[0][1]
-        last = recommendation(c, several_settings=len(cal.comm_names) > 1)
+        optimum, c = rows[0]
+        last = recommendation(c, optimum.plain, several_settings=len(cal.comm_names) > 1)
         last = f"Prediction: {last}"
     elif rows:
         c = max((c for _, c in rows), key=lambda c: c.speedup)

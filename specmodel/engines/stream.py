@@ -24,6 +24,7 @@ from typing import IO, Any, cast
 
 from specmodel.engines.redact import clean
 from specmodel.errors import CalibrationError, Fault
+from specmodel.streams import DEVICE_REMEDY, is_device
 
 __all__ = ["Handler", "Source", "failure", "json_items", "open_source", "read_records", "strip_ansi", "whole_text"]
 
@@ -91,6 +92,8 @@ def open_source(path: str) -> Source:
     try:
         if path != "-" and os.path.isdir(path):
             raise failure(name, "a file", "a directory", "name the files in it")
+        if path != "-" and is_device(path):
+            raise failure(name, "a file", "a device", DEVICE_REMEDY)
         raw: Any = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
         raise failure(name, "an existing file", "no such file", "check the path") from None

@@ -24,6 +24,8 @@ __all__ = ["simulate", "simulate_all"]
 Array = NDArray[np.float64]
 MOST_CELLS = 30_000_000
 """Most requests of all seeds and policies together, and most places of their times: what fits into memory."""
+MOST_ROUNDS = 1_000_000
+"""Most rounds of one lane: some minutes."""
 _KINDS = {"fixed": BY_BATCH, "schedule": BY_BATCH, "adaptive": ADAPTIVE, "optimal": OPTIMAL, "oracle": ORACLE}
 
 
@@ -49,7 +51,8 @@ def simulate(
     Raises
     ------
     UsageError
-        For options outside their domain, names that the file lacks, or more requests than fit into memory.
+        For options outside their domain, names that the file lacks, more requests than fit into memory, or more
+        rounds than end within minutes.
     """
     return simulate_all(model, [Scenario() if scenario is None else scenario], report=report)[0]
 
@@ -71,6 +74,8 @@ def simulate_all(
             f"{lanes} seeds and policies together, each of up to {max(p.requests for p in ready)} requests and batches "
             f"of {max(p.scenario.max_batch or 1 for p in ready)}, do not fit into memory; ask for fewer, or sweep"
         )
+    for p in ready:
+        _require_end(p)
     streams = [_streams(p) for p in ready]
     outcome = run_block(_block(model, ready, streams), report)
     out, lane = [], 0
@@ -79,6 +84,23 @@ def simulate_all(
         out.append(_answer(model, p, s, _rows(outcome, slice(lane, lane + count))))
         lane += count
     return out
+
+
+def _require_end(p: Prepared) -> None:
+    """Refuse what would take many minutes: plain decoding takes a round for each token of a whole batch."""
+    if p.scenario.trace:
+        mean = sum(r.output_tokens for r in p.scenario.trace) / p.requests
+    else:
+        mean = sum(share * n.mean for share, n in zip(p.shares, p.output, strict=True))
+    width = float(p.scenario.max_batch or 1)
+    if p.arrivals.kind == "closed":
+        width = min(width, p.arrivals.value)
+    rounds = p.requests * mean / min(width, p.requests)
+    if rounds > MOST_ROUNDS:
+        raise UsageError(
+            f"{p.requests} requests of {mean:,.0f} output tokens, at most {width:g} at once, take about {rounds:,.0f} "
+            f"rounds, and more than {MOST_ROUNDS:,} would run for many minutes; ask for fewer requests or tokens"
+        )
 
 
 def _streams(p: Prepared) -> Streams:
