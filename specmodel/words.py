@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -350,7 +350,7 @@ def answer_line(
     good = [optimum for optimum, text in zip(optima, refusals, strict=True) if text is None]
     if not good:
         return f"No recommendation for any batch: {refusals[0]}"
-    told = [s for s in steps if any(_step_at(o.batch, steps) is s for o in good)]
+    told = [s for s in steps if _believed(s, {o.batch: text is None for o, text in zip(optima, refusals, strict=True)})]
     plan = "; ".join(f"{setting_name(s.num_steps, s.topk, s.num_draft_tokens)} for {range_text(s)}" for s in told)
     comm = f" with {steps[0].comm}" if several else ""
     ends = good[:1] if len(good) == 1 else [good[0], good[-1]]
@@ -358,6 +358,15 @@ def answer_line(
     bad = [f"{o.batch:g}" for o, text in zip(optima, refusals, strict=True) if text]
     but = f", except at batch {', '.join(bad)} (see declined)" if bad else ""
     return f"Recommendation{but}: {plan}{comm}; {speeds}"
+
+
+def _believed(step: ScheduleStep, good: Mapping[float, bool]) -> bool:
+    """Whether a schedule's entry rests on an answer that is recommended; one between answers, on both of them."""
+    last = float("inf") if step.batch_to is None else step.batch_to
+    inside = [ok for batch, ok in good.items() if step.batch_from <= batch <= last]
+    below = max((batch for batch in good if batch < step.batch_from), default=None)
+    above = min((batch for batch in good if batch > last), default=None)
+    return any(inside) if inside else all(good[batch] for batch in (below, above) if batch is not None)
 
 
 def _step_at(batch: float, steps: Sequence[ScheduleStep]) -> ScheduleStep:

@@ -96,3 +96,13 @@ def test_a_total_that_falls_is_warned_of_and_declined_where_all_fall(
     assert main(["optimize", str(path)]) == (1 if above else 0)
     last = capsys.readouterr().out.splitlines()[-1]
     assert (" and more; " in last) != bool(above)
+
+
+def test_the_last_line_has_every_entry_of_a_schedule_that_nothing_declines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those that lie between two answered batches."""
+    path = str(Path(__file__).parent.parent / "calibrations/measured/h200-llama-3.1-8b.yaml")
+    assert main(["optimize", path, "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["schedule"]
+    assert main(["optimize", path]) == 0
+    plan = capsys.readouterr().out.splitlines()[-1].rsplit("; ", 1)[0]
+    assert plan.count(" for batch ") == len(steps) > 2
