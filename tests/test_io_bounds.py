@@ -36,19 +36,19 @@ def bomb(levels: int, each: int) -> str:
 
 
 HOSTILE = {
-    "alias bomb": (bomb(12, 9), "values by alias"),
+    "alias bomb": (HEAD + bomb(12, 9), "values by alias"),
     "alias bomb of mappings": (
-        "a0: &a0 {k: v}\n" + "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 60)),
+        f"{HEAD}a0: &a0 {{k: v}}\n" + "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 60)),
         "values by alias",
     ),
-    "many aliases of one list": (f"a: &a [{'1, ' * 1000}]\nb: [{'*a, ' * 5000}]\n", "values by alias"),
+    "many aliases of one list": (f"{HEAD}a: &a [{'1, ' * 1000}]\nb: [{'*a, ' * 5000}]\n", "values by alias"),
     "deep lists in YAML": (f"{HEAD}description: {'[' * 200_000}", "nested at most"),
     "deep mappings in YAML": (f"{HEAD}system: {'{a: ' * 100_000}", "nested at most"),
-    "deep blocks in YAML": ("".join(f"{' ' * i}a:\n" for i in range(800)), "nested at most"),
-    "deep dashes in YAML": (f"a:\n  {'- ' * 100_000}x\n", "nested at most"),
-    "deep lists in JSON": ('{"a": ' + "[" * 500_000, "nested at most"),
-    "deep closed lists in JSON": ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested at most"),
-    "deep mappings in JSON": ('{"a":' * 200_000, "nested at most"),
+    "deep blocks in YAML": (HEAD + "".join(f"{' ' * i}a:\n" for i in range(800)), "nested at most"),
+    "deep dashes in YAML": (f"{HEAD}a:\n  {'- ' * 100_000}x\n", "nested at most"),
+    "deep lists in JSON": ('{"schema": ' + "[" * 500_000, "nested at most"),
+    "deep closed lists in JSON": ('{"schema": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested at most"),
+    "deep mappings in JSON": ('{"schema":' * 200_000, "nested at most"),
     "integer of a million digits in JSON": (
         f'{{"schema": "specmodel.calibration/1", "name": {"9" * 2**20}}}',
         "name: must be text",
@@ -77,8 +77,8 @@ HOSTILE = {
         "and 950 more at least",
     ),
     "a megabyte of brackets": (f"{HEAD}description: {'[]' * 2**19}", "must be YAML"),
-    "a megabyte of question marks": ("? " * 2**19, "nested at most"),
-    "a megabyte of anchors": (f"a: {'&a ' * 2**18}", "must be YAML"),
+    "a megabyte of question marks": (HEAD + "? " * 2**19, "nested at most"),
+    "a megabyte of anchors": (f"{HEAD}a: {'&a ' * 2**18}", "must be YAML"),
 }
 
 
