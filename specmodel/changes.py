@@ -38,6 +38,8 @@ class Target:
     least: float = 0.0
     most: float = 1e9
     """Range of a value that `=` sets."""
+    bound: bool = False
+    """Whether a change of it is followed as far as it could go: less may come of it."""
 
 
 _FACTOR = ("*=", "/=")
@@ -46,7 +48,7 @@ TARGETS: Mapping[str, Target] = {
     "draft": Target(meaning="time of drafting, all steps of a cycle together", unit="ms"),
     "overhead": Target(meaning="what a cycle takes besides verify and draft", unit="ms"),
     "allreduce": Target(meaning="time of all all-reduces of one verify pass", unit="ms"),
-    "bandwidth": Target(meaning="memory bandwidth of the GPU", operators=_FACTOR),
+    "bandwidth": Target(meaning="memory bandwidth of the GPU", operators=_FACTOR, bound=True),
     "compute": Target(meaning="arithmetic speed of the GPU", operators=_FACTOR),
     "acceptance": Target(meaning="every conditional acceptance probability", most=1.0),
     "acceptance_length": Target(meaning="length that a cycle emits, the bonus token counted", unit="tokens", least=1.0),

@@ -39,10 +39,10 @@ COMMANDS = {
     "schema": ("specmodel.commands.schema", "the file format: JSON Schema, or a commented starter file"),
 }
 
-EXIT_CODES = """\
+_EXIT_CODES = """\
 exit codes:
   0  answered
-  1  answered, but not well enough (no recommendation; beyond --tolerance), or a crash
+  1  answered, but not well enough (no recommendation{beyond}), or a crash
   2  wrong usage
   3  an input file is malformed or cannot be read
 130  interrupted"""
@@ -64,7 +64,8 @@ class _Parser(argparse.ArgumentParser):
         if self.epilog and not self.examples:
             self.examples, self.epilog = self.epilog.removeprefix("examples:\n").rstrip("\n"), None
         head = f"examples:\n{self.examples}\n\n" if self.examples else ""
-        return f"{head}{super().format_help()}\n{EXIT_CODES}\n"
+        codes = _exit_codes(tolerance="--tolerance" in self._option_string_actions)
+        return f"{head}{super().format_help()}\n{codes}\n"
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ").split()
@@ -84,6 +85,11 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
+def _exit_codes(*, tolerance: bool) -> str:
+    """The exit codes of a command, or of all of them."""
+    return _EXIT_CODES.format(beyond="; beyond --tolerance" if tolerance else "")
+
+
 def _help(short: bool) -> str:
     summaries = "\n".join(f"  {name:10}{summary}" for name, (_, summary) in COMMANDS.items())
     text = f"{EXAMPLES}\n\nusage: specmodel COMMAND [options]\n\ncommands:\n{summaries}\n"
@@ -100,7 +106,7 @@ options, before or after the command:
   -q, --quiet  do not talk on standard error (errors are still shown)
   --no-color   no colour; nor where the output is piped, NO_COLOR is set, or TERM is dumb
 
-{EXIT_CODES}
+{_exit_codes(tolerance=False)}
 """
 
 

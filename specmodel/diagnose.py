@@ -85,6 +85,7 @@ def diagnose(
         expectations=expectations_of(model.calibration, case.facts),
         levers=ledger_of(case, worth, evidence),
         warnings=model.warnings,
+        measure_first=model.measured.plain_first,
         other_batches=_other_batches(case),
     )
 
@@ -153,6 +154,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
             }
             for x in d.levers
         ],
+        "measure_first": d.measure_first or None,
         "seen": list(d.runtime),
         "other_batches": [{"batch": b, "text": text} for b, text in d.other_batches],
         "warnings": list(d.warnings),

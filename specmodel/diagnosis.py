@@ -77,6 +77,17 @@ class Lever:
     """What measurement or fact would decide it; empty where nothing is left to decide."""
 
 
+_OF_DRAFTER = ("acceptance",)
+_OF_ENGINE = ("draft", "overhead", "verify", "comm", "graph_padding")
+_LEVERS_OF: dict[Culprit, tuple[str, ...]] = {
+    "drafter": _OF_DRAFTER,
+    "engine": _OF_ENGINE,
+    "both": (*_OF_DRAFTER, *_OF_ENGINE),
+    "steps": ("num_steps", "tree"),
+}
+"""How the names of the levers begin with which each culprit is mended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """The verdict on one setting at one batch, and the ledger of what could make it faster."""
@@ -114,3 +125,21 @@ class Diagnosis:
     """What the engine's logs say of graphs, communication and memory, one sentence each."""
     other_batches: tuple[tuple[float, str], ...] = field(default=())
     """(batch, one clause) of the other measured batches."""
+    measure_first: str = ""
+    """Why plain decoding is to be measured before anything else; empty where something else may be."""
+
+    @property
+    def off(self) -> Lever | None:
+        """Speculation off, where that is the thing to do."""
+        if self.culprit in ("steps", "measurement"):
+            return None
+        return next((x for x in self.levers if x.name == "speculation_off" and x.status == "open"), None)
+
+    @property
+    def work_on(self) -> Lever | None:
+        """What to work on: the first lever of the culprit that is not closed, else the first that is open."""
+        levers = [x for x in self.levers if x.status != "closed" and x.name != "speculation_off"]
+        own = [x for x in levers if x.bound is not None and x.name.startswith(_LEVERS_OF.get(self.culprit, ()))]
+        # The fixed pass is what plain decoding pays too, so it is nobody's fault.
+        own = [x for x in own if x.name != "verify_fixed_pass"]
+        return next((x for x in (*own, *levers) if x in own or x.status == "open"), None)

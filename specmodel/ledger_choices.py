@@ -23,7 +23,9 @@ _LOG = "the engine's log (diagnose CALIB LOG)"
 
 def choices(book: Ledger) -> list[Lever]:
     """Every lever that is a choice."""
-    return [_off(book), _steps(book), *_tree(book), _schedule(book), _comm(book), *_graphs(book), _padding(book)]
+    off = _off(book)
+    plain = off.status == "open"
+    return [off, _steps(book), *_tree(book), _schedule(book, plain=plain), _comm(book), *_graphs(book), _padding(book)]
 
 
 def _ratio(draws: Array, *, fixed: bool = False) -> Bound:
@@ -73,14 +75,14 @@ def _off(book: Ledger) -> Lever:
 
 def _steps(book: Ledger) -> Lever:
     case, tok_s = book.case, book.case.parts.tok_s
-    title = "number of steps"
+    title, plain_first = "number of steps", case.model.measured.plain_first
     if case.shape[1] > 1:
         trees = [f for f in case.facts if f.row.topk > 1 and f.rate is not None and f.row.batch == case.batch]
         measured = f"the fastest of {len(trees)} trees measured" if len(trees) > 1 else "the only tree measured"
         text = f"{shape_text(*case.shape)} is {measured}; one step more or less brings no more than this"
         bound = _one_step(case)
         status: Status = "closed" if bound.high < 1.0 + book.worth else "measure"
-        return lever("num_steps", title, bound, status, text, "trees of other depths")
+        return lever("num_steps", title, bound, status, text, plain_first or "trees of other depths")
     tried = _settled_points(case)
     others = [j for j in case.points(case.comm, chains=True) if j != case.chosen and j not in tried]
     here = shape_text(*case.shape)
@@ -89,7 +91,7 @@ def _steps(book: Ledger) -> Lever:
         return settled("num_steps", title, text)
     if not others:
         text = f"{here}: no other length is near anything measured"
-        return lever("num_steps", title, None, "measure", text, "cycles of two lengths or more")
+        return lever("num_steps", title, None, "measure", text, plain_first or "cycles of two lengths or more")
     ratios = {j: tok_s[:, j] / tok_s[:, case.chosen] for j in others}
     middle = max(others, key=lambda j: float(np.log(ratios[j]).mean()))
     upper = max(others, key=lambda j: float(np.quantile(ratios[j], 0.95)))
@@ -102,7 +104,8 @@ def _steps(book: Ledger) -> Lever:
     expected = np.exp(float(np.log(ratios[middle]).mean())) - 1.0
     text = f"{here} {was}; next best of those not tried {_name(case, middle)}, {100 * expected:+.1f} %"
     steps = case.shapes[upper % len(case.shapes)][0]
-    return lever("num_steps", title, bound, status, text, f"a cycle of {shape_text(steps, 1, steps + 1)}")
+    by = plain_first or f"a cycle of {shape_text(steps, 1, steps + 1)}"
+    return lever("num_steps", title, bound, status, text, by)
 
 
 def _one_step(case: Case) -> Bound:
@@ -147,8 +150,11 @@ def _tree(book: Ledger) -> list[Lever]:
     return [lever("tree", title, bound, "closed" if status == "closed" else "measure", text, by)]
 
 
-def _schedule(book: Ledger) -> Lever:
-    """Other batches that were measured with speculation, and what the diagnosed steps lose there."""
+def _schedule(book: Ledger, *, plain: bool) -> Lever:
+    """Other batches that were measured with speculation, and what the diagnosed steps lose there.
+
+    Where plain decoding is best at the diagnosed batch (`plain`) and at every other, that is no schedule.
+    """
     case, model = book.case, book.case.model
     title = "batch schedule"
     batches = [b for b in model.measured.drafting_batches if abs(b - case.batch) > 1e-9]
@@ -162,7 +168,7 @@ def _schedule(book: Ledger) -> Lever:
     if case.shape not in shapes:
         shapes.append(case.shape)
     K, topk, tokens = (np.array(x, dtype=float) for x in zip(*shapes, strict=True))
-    bounds, said = [], []
+    bounds, said, drafting = [], [], not plain
     for b in batches:
         context = default_context(model.calibration, b) if case.context_tokens is None else case.context_tokens
         request, _ = model.request(K, b, case.comm, topk, tokens, context, case.workload, *graphs)
@@ -171,6 +177,7 @@ def _schedule(book: Ledger) -> Lever:
         mean = np.where(np.atleast_1d(far), -np.inf, np.log(tok_s).mean(axis=0))
         best = int(np.argmax(mean)) if np.isfinite(mean).any() else shapes.index(case.shape)
         bounds.append(_ratio(tok_s[:, best] / tok_s[:, shapes.index(case.shape)]))
+        drafting = drafting or shapes[best][0] > 0
         if shapes[best] != case.shape:
             name = shape_text(*shapes[best]) if shapes[best][0] else "plain decoding"
             said.append(f"{name} at {b:g} ({percent_gain(bounds[-1].optimised)})")
@@ -178,6 +185,8 @@ def _schedule(book: Ledger) -> Lever:
     top = Bound(fixed=1.0, optimised=most.optimised, low=most.low, high=max(x.high for x in bounds))
     better = f"{', '.join(said[:4])}{', ...' if len(said) > 4 else ''}" or "nothing is faster at the other batches"
     text = f"against {shape_text(*case.shape)} everywhere: {better}"
+    if not drafting:
+        return settled("batch_schedule", title, f"{text}: plain decoding at every batch is speculation off")
     return lever("batch_schedule", title, top, judged(top, book.worth, decidable=True), text, by)
 
 

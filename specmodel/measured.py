@@ -63,6 +63,14 @@ class Measured:
     alone says what a step costs: none other can be told from it."""
 
     @property
+    def plain_first(self) -> str:
+        """Why plain decoding is to be measured before anything else; empty where something else may be."""
+        if self.batches and self.only_shape is None:
+            return ""
+        why = "speeds of one length alone do not say what a step costs" if self.batches else "nothing was timed yet"
+        return f"{why}: plain decoding comes first, it gives every other number its scale"
+
+    @property
     def any_tree(self) -> bool:
         """Whether the speed of any draft tree was measured."""
         return any(topk > 1 for _, topk, *_ in self.speeds)

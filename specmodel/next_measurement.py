@@ -84,7 +84,7 @@ def next_measurement(
         One of them says something.
     """
     gains, logarithmic = _gains(score, best, table[best].tok_s)
-    if not model.measured.batches or model.measured.only_shape is not None:
+    if model.measured.plain_first:
         return _first(model, gains, table, context, workloads), ""
     timed = {row.comm for row in model.calibration.measurements.cycles}
     options = [
@@ -194,11 +194,8 @@ def _first(
     plain = [j for j, c in enumerate(table) if c.num_steps == 0]
     j = max(plain, key=lambda j: gains[j])
     c = table[j]
-    why = "speeds of one length alone do not say what a step costs"
-    if not model.measured.batches:
-        why = "nothing was timed yet"
     reason = (
-        f"{why}: plain decoding under {c.comm} comes first, it gives every other number its scale "
+        f"{model.measured.plain_first}; under {c.comm} "
         f"(a guess says {_rate(c.tok_s)} tok/s, {_rate(c.tok_s_interval[0])} to {_rate(c.tok_s_interval[1])})"
     )
     gain = max(float(gains[j]), WORTH_MEASURING * c.tok_s)

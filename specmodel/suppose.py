@@ -238,9 +238,10 @@ def _bandwidth(state: _State, change: Change) -> None:
     times = {name: state.shares[name] * state.verify for name in state.shares if not name.startswith("draft")}
     bound = float(np.mean([sum(state.shares[name][:, state.reference] for name in MEMORY_TERMS)]))
     drafts = state.shares["draft_steps"][:, state.reference].mean() if state.of.drafting[state.reference] else 0.0
+    verb = "brings" if speed >= 1.0 else "costs"
     state.notes.append(
         f"{change}: {bound:.0%} of verify and {drafts:.0%} of draft at {state.of.name(state.reference)} count as bound "
-        "by memory; launch times inside them would not change, so this is the most that it brings"
+        f"by memory; launch times inside them would not change, so this is the most that it {verb}"
     )
     weights = times["fixed_pass"] + times["experts"]
     knee = np.maximum((weights + times["compute_knee"]) ** 4 - weights**4, 0.0)

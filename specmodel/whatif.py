@@ -7,11 +7,12 @@ supposition, and only what surrounds it comes from the file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from specmodel.changes import Axis, Change, changes_of, parse_axis
+from specmodel.changes import TARGETS, Axis, Change, changes_of, parse_axis
 from specmodel.errors import UsageError
 from specmodel.model import FittedModel
 from specmodel.optimum import Candidate
@@ -61,6 +62,12 @@ class WhatIf:
     def interval(self) -> tuple[float, float]:
         """90 % interval of `speedup`."""
         return self.gain.interval
+
+    @property
+    def bound(self) -> Literal["", "at most", "at worst"]:
+        """What the gain is where a change is followed as far as it could go; empty where it is expected."""
+        factor = math.prod(c.of(1.0) for c in self.changes if TARGETS[c.target].bound)
+        return "at most" if factor > 1.0 else "at worst" if factor < 1.0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,14 @@ def test_help_of_the_whole() -> None:
         assert f"\n  {code}  " in done.stdout
 
 
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_exit_codes_name_only_options_that_are_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "-h"])
+    options, codes = capsys.readouterr().out.split("exit codes:")
+    assert all(name in options for name in re.findall(r"--\w+", codes))
+
+
 def test_no_arguments_show_how_to_begin_and_are_a_usage_error() -> None:
     done = run()
     assert (done.returncode, done.stdout) == (2, "")

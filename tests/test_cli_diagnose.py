@@ -18,7 +18,7 @@ NOISY = str(LOGS / "sglang_v0510_eagle3_tree_tp8_noisy_truncated.log")
 DOCUMENT = {
     *("schema", "verdict", "culprit", "setting", "worth", "flags", "findings", "expectations", "levers", "seen"),
     *("cycle_plain_steps", "cycle_plain_steps_interval", "acceptance_length", "acceptance_length_interval"),
-    *("speedup", "speedup_interval", "other_batches", "warnings"),
+    *("speedup", "speedup_interval", "other_batches", "warnings", "measure_first"),
 }
 LEVER = {"name", "title", "bound", "bound_optimised", "interval", "status", "evidence", "decided_by"}
 
@@ -82,6 +82,16 @@ def test_the_verdict_is_first_and_the_last_line_says_what_next(capsys):
     assert all(len(line) <= 80 for line in lines[:-1])
 
 
+def test_the_last_line_of_a_loss_turns_speculation_off(capsys, tmp_path):
+    file = tmp_path / "slow.yaml"
+    head = "schema: specmodel.calibration/1\nname: slow\nmodel: {method: eagle3}\nmeasurements:\n  cycles:\n"
+    drafts = "    - {num_steps: 3, tok_s: 60, acceptance_length: 3.1}\n"
+    file.write_text(f"{head}    - {{num_steps: 0, tok_s: 100}}\n{drafts}", encoding="utf-8")
+    assert screen(capsys, str(file)).splitlines()[-1].startswith("turn speculation off, 1.67x at batch 1; ")
+    file.write_text(head + drafts, encoding="utf-8")
+    assert screen(capsys, str(file)).splitlines()[-1].startswith("measure first: plain decoding ({num_steps: 0}); ")
+
+
 def test_eight_ranks_by_one_grep_with_a_truncated_last_line(capsys, tmp_path):
     log = tmp_path / "grep.txt"
     log.write_text(grep(), encoding="utf-8")
@@ -118,7 +128,7 @@ def test_a_whole_log_answers_every_question(capsys):
         "decode with CUDA graphs: yes",
         "all-reduce: ",
         "NCCL settings in force: NCCL_ALGO=Ring",
-        "memory left: 59.31 GiB, the least of 8 ranks",
+        "memory left: 7.85 GiB",  # the least of what the file and the log say
     ):
         assert words in text
     assert ledger(found)["verify_graph"]["status"] == "closed"

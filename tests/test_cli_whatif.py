@@ -43,6 +43,14 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return found
 
 
+def test_the_last_line_says_where_its_gain_is_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    for change, bound in (("bandwidth*=2", "at most +"), ("bandwidth/=2", "at worst -"), ("draft=0", "")):
+        _, out, _ = run(capsys, SEED, "--set", change)
+        last = out.splitlines()[-1]
+        assert bound in last
+        assert bool(bound) == ("at most" in last or "at worst" in last)
+
+
 def test_the_json_of_a_supposition(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, SEED, "--set", "draft=0", "--set", "verify-=10%", "--explain")
     assert [c["text"] for c in found["changes"]] == ["draft=0", "verify-=10%"]

@@ -13,6 +13,7 @@ import specmodel as sm
 from specmodel.calibration import Evidence
 from specmodel.diagnose import diagnosis_document
 from specmodel.drafters import STEP_COST, acceptance_a_draft, chain_length, reach_of_kind
+from specmodel.engines.seen import seen_sentences
 from specmodel.expectations import facts_of, plain_of
 
 ROOT = Path(__file__).parents[1]
@@ -305,6 +306,56 @@ def test_a_schedule_names_the_batches_where_it_changes():
     rows = "num_steps: 0, batch: 32, tok_s: 3100", "num_steps: 3, batch: 32, tok_s: 6200, acceptance_length: 2.4"
     same = levers(made(plain(*BASE[:1], "num_steps: 3, tok_s: 200, acceptance_length: 2.4", *rows)))["batch_schedule"]
     assert "3 steps at" not in same.evidence
+
+
+SLOW = [
+    f"num_steps: {k}, batch: {b}, tok_s: {rate}" + (", acceptance_length: 2.5" if k else "")
+    for b, plain_rate in ((1, 140), (8, 1000), (32, 3000))
+    for k, rate in ((0, plain_rate), (3, plain_rate * 0.8))
+]
+
+
+def test_plain_decoding_at_every_batch_is_speculation_off_and_no_schedule():
+    found = made(plain(*SLOW))
+    ledger = levers(found)
+    assert ledger["batch_schedule"].status == "closed"
+    assert "plain decoding at every batch is speculation off" in ledger["batch_schedule"].evidence
+    assert found.off is ledger["speculation_off"]
+    # Where one batch gains, plain decoding at the others is a schedule.
+    mixed = made(plain("num_steps: 0, tok_s: 100", "num_steps: 3, tok_s: 190, acceptance_length: 2.5", *SLOW[2:]))
+    assert levers(mixed)["batch_schedule"].status == "open"
+    assert mixed.off is None
+
+
+@pytest.mark.parametrize(
+    ("length", "culprit", "begin"),
+    [(3.1, "engine", ("draft", "overhead", "verify", "comm", "graph")), (1.2, "drafter", ("acceptance",))],
+)
+def test_what_to_work_on_is_what_is_to_blame(length, culprit, begin):
+    rate = 60 if culprit == "engine" else 80
+    found = made(plain("num_steps: 0, tok_s: 100", f"num_steps: 3, tok_s: {rate}, acceptance_length: {length}"))
+    assert found.culprit == culprit
+    assert found.off is levers(found)["speculation_off"]
+    assert found.work_on.name.startswith(begin)
+    assert found.work_on.name != "verify_fixed_pass"
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_optimize_and_diagnose_ask_first_for_the_same(name):
+    model = sm.fit(sm.loads(SPARSE[name][0]))
+    found, asked = sm.diagnose(model), sm.optimize(model).measure_next
+    assert bool(found.measure_first) == (asked is not None and "comes first" in asked.reason)
+    if found.measure_first:
+        assert asked.row["num_steps"] == 0
+        assert asked.reason.startswith(found.measure_first)
+        steps = levers(found)["num_steps"]
+        assert steps.decided_by in ("", found.measure_first)
+
+
+def test_memory_left_is_the_least_of_all_logs():
+    facts = [Evidence(about="free_memory_bytes", value=v * 2**30, source=s) for v, s in ((9, "a"), (7, "b"), (8, "c"))]
+    said = [text for text in seen_sentences(facts) if "memory left" in text]
+    assert said == ["memory left: 7.00 GiB (b)"]
 
 
 def test_sizes_of_graphs():

@@ -281,6 +281,22 @@ def test_what_is_supposed_was_not_measured() -> None:
     assert suppose(before, ()).after.best.measured
 
 
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        (["bandwidth*=2"], "at most"),
+        (["draft=0", "bandwidth*=2"], "at most"),
+        (["bandwidth/=2"], "at worst"),
+        (["compute*=2"], ""),
+        (["verify*=0.8"], ""),
+    ],
+)
+def test_a_bound_is_called_one(changes: list[str], bound: str) -> None:
+    result = suppose(SITUATIONS["seed"], changes)
+    assert result.bound == bound
+    assert bool(bound) == any("the most that it" in w for w in result.warnings)
+
+
 # ------------------------------------------------------------------------------------------------------- warnings
 @pytest.mark.parametrize(
     ("changes", "words"),

@@ -238,11 +238,17 @@ def _last(found: Diagnosis) -> str:
     unknown = [x for x in found.levers if x.status == "measure"]
     closed = len(found.levers) - len(open_levers) - len(unknown)
     parts = []
-    if open_levers:
-        first = open_levers[0]
+    off, first = found.off, found.work_on
+    if found.measure_first:
+        parts.append("measure first: plain decoding ({num_steps: 0})")
+        first = None
+    elif off is not None:
+        brings = "" if off.bound_optimised is None else f", {factor(off.bound_optimised)} at batch {found.batch:g}"
+        parts.append(f"turn speculation off{brings}")
+    if first is not None:
         most = "" if first.bound_optimised is None else f", at most {factor(first.bound_optimised)}"
-        parts.append(f"work on next: {first.title}{most}")
-    else:
+        parts.append(f"{'work on' if first.status == 'open' else 'measure'} next: {first.title}{most}")
+    elif not parts:
         parts.append("nothing is open" + ("" if unknown else ": stop here"))
     if unknown:
         parts.append(f"{len(unknown)} to be measured")

@@ -55,9 +55,10 @@ def screen_of_whatif(
     comm = f", {best.comm}" if several or best.comm != "default" else ""
     blocks.append(f"after, for every number of steps: {_place(result.after)}{comm}")
     blocks.append(_table(result.after))
-    notes: Items = [("gain", f"{_gain(result.gain)}, steps{' and setting' if several else ''} chosen again")]
+    bound = f"{result.bound} " if result.bound else ""
+    notes: Items = [("gain", f"{bound}{_gain(result.gain)}, steps{' and setting' if several else ''} chosen again")]
     if result.kept is not None and result.kept_gain is not None and not _same(result.kept, best):
-        notes.append(("gain", f"{_gain(result.kept_gain)} with {_full_name(result.kept, several)} kept"))
+        notes.append(("gain", f"{bound}{_gain(result.kept_gain)} with {_full_name(result.kept, several)} kept"))
     notes.append(("cycle", _cycle(best)))
     notes += _of_plain(result)
     notes += warning_items(result.warnings)
@@ -177,9 +178,10 @@ def _last(result: WhatIf, refused: str | None, several: bool) -> str:
         far = "; trust it with --extrapolate" if best.extrapolated else ""
         return f"What if {supposed}: no recommendation: {refused}{far}"
     low, high = (change(x - 1.0) for x in result.gain.interval)
-    compared = f"{change(result.gain.speedup - 1.0)} against now (90 % interval {low} to {high})"
+    bound = f"{result.bound} " if result.bound else ""
+    compared = f"{bound}{change(result.gain.speedup - 1.0)} against now (90 % interval {low} to {high})"
     return (
-        f"What if {supposed}: {_full_name(best, several)}, {rate(best.tok_s)} tok/s, 90 % interval "
+        f"What if {supposed}: {_full_name(best, several)}, {bound}{rate(best.tok_s)} tok/s, 90 % interval "
         f"{interval(best.tok_s_interval)}; {compared}; supposed, not measured"
     )
 

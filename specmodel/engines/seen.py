@@ -46,7 +46,8 @@ def seen_sentences(evidence: Iterable[Evidence], graph_sizes: Iterable[int] = ()
         out.append(f"NCCL settings in force: {', '.join(settings)}")
     elif missing:
         out.append("NCCL settings in force: not shown (NCCL_DEBUG=INFO prints them)")
-    out += [_memory(fact) for fact in facts.get("free_memory_bytes", ())]
+    memory = facts.get("free_memory_bytes", ())
+    out += [_memory(min(memory, key=_least))] if memory else []
     return out
 
 
@@ -81,6 +82,11 @@ def _decoded(facts: Iterable[Evidence]) -> str:
     value = "yes" if fact.value is True else str(fact.value)
     note = f": {fact.note}" if fact.note else ""
     return f"decode with CUDA graphs: {value}{_where(fact)}{note}"
+
+
+def _least(fact: Evidence) -> float:
+    """What to compare memory by: what is no number is no less than any."""
+    return float(fact.value) if isinstance(fact.value, int | float) else float("inf")
 
 
 def _memory(fact: Evidence) -> str:
