@@ -128,7 +128,7 @@ def _all_accepted(cal: Calibration, facts: Sequence[Facts]) -> list[Finding]:
         f"every draft is accepted at {names}: as with a repeated or cached prompt, an output that repeats itself, or "
         "acceptance that was set; other text is accepted less, so measure on what is served"
     )
-    return [Finding(flag="every_draft_accepted", where=", ".join(seen.values()), message=text)]
+    return [Finding(flag="", where=", ".join(seen.values()), message=text)]
 
 
 def _possible(f: Facts) -> bool:

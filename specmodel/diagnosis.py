@@ -13,7 +13,6 @@ Culprit = Literal["nothing", "drafter", "engine", "both", "steps", "measurement"
 FLAGS = (
     "speedup_exceeds_acceptance_length",
     "acceptance_length_exceeds_steps_plus_one",
-    "every_draft_accepted",
     "aggregate_falls_with_batch",
     "zero_draft_step_slower_than_plain",
     "first_position_acceptance_differs",

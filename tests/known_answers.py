@@ -113,7 +113,7 @@ acceptance: [{num_steps: 2, survival: [1, 1]}]
         {
             "cycle_plain_steps": [],
             "cycle_plain_steps_range": [],
-            "flags": ["every_draft_accepted"],
+            "flags": [],
         },
     ),
     "the_total_falls": (

@@ -105,7 +105,7 @@ measurements: {cycles: [
     {num_steps: 2, tok_s: 130, acceptance_length: 3.0}
 ]}
 """,
-        ("every_draft_accepted",),
+        (),
         "nothing",
         "",
     ),
