@@ -1,6 +1,7 @@
 """What each engine is told: the flags of the version, schedules by batch, constraints respected or named."""
 
 import json
+import math
 import shlex
 
 import pytest
@@ -154,6 +155,68 @@ def test_the_sizes_that_vllm_captures_follow_its_schedule():
     assert sizes == sorted(set(made.capture_tokens))
     assert {64 * 6, 512 * 2} <= set(sizes)
     assert 512 * 6 not in sizes
+
+
+def captured_by(made):
+    """What an engine is told to capture, by its own count, or what it captures by default."""
+    if made.engine == "trtllm":
+        return yaml_of(made)["cuda_graph_config"]["batch_sizes"]
+    if made.engine == "sglang":
+        return [
+            int(s) for s in made.command.split("--cuda-graph-bs-decode ")[1].split(" --")[0].replace("\\", "").split()
+        ]
+    if "--compilation-config" not in made.command:
+        return [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    return json.loads(option(made.command, "--compilation-config"))["cudagraph_capture_sizes"]
+
+
+def padded(size, sizes):
+    return next((s for s in sizes if s >= size), math.inf)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
+@pytest.mark.parametrize("unit", ["tokens", "sequences"])
+@pytest.mark.parametrize("schedule", [(), SCHEDULE], ids=["one shape", "schedule"])
+@pytest.mark.parametrize(("max_batch", "data_parallel"), [(32, 1), (256, 1), (250, 2)])
+@pytest.mark.parametrize("file", [(1, 2, 4, 8, 12, 16, 24, 32), (3, 5, 7, 29, 41, 100, 900), tuple(range(1, 130))])
+def test_no_batch_is_padded_further_than_by_the_sizes_of_the_file(
+    engine, unit, schedule, max_batch, data_parallel, file
+):
+    values = {"schedule": schedule, "max_batch": max_batch, "data_parallel": data_parallel}
+    made = launch(plan(captured=file, captured_unit=unit, **values), engine)
+    sizes = captured_by(made)
+    assert sizes == sorted(set(sizes))
+    followed = schedule and (data_parallel == 1 or engine == "trtllm")
+    largest = -(-max_batch // data_parallel)
+    own = unit == ("tokens" if engine == "vllm" else "sequences")
+    needed = made.capture_tokens if engine == "vllm" else made.capture_sizes
+    if own:
+        assert {size for size in file if size <= max(needed)} <= set(sizes)
+    for batch in range(1, largest + 1):
+        steps = next(r.num_steps for r in SCHEDULE if r.batch_to is None or batch * data_parallel <= r.batch_to)
+        width = 1 + (steps if followed else 3)
+        before = padded(batch * width, file) if unit == "tokens" else width * padded(batch, file)
+        # Beyond the largest size nothing is padded, nor is a graph replayed.
+        now = padded(batch * width, sizes) if engine == "vllm" else width * padded(batch, sizes)
+        # vLLM's own list is finer than any that is worth naming; what another engine captured is not named for it.
+        assert now <= before or (engine == "vllm" and not own and "--compilation-config" not in made.command)
+
+
+def test_sizes_of_the_file_beyond_the_recommendation_are_left_out():
+    made = launch(plan(schedule=SCHEDULE, max_batch=26, captured=(1, 12, 24, 48), captured_unit="sequences"), "sglang")
+    assert captured_by(made) == [1, 2, 4, 7, 8, 12, 16, 23, 24, 26]
+    (note,) = [note for note in made.notes if "verify graphs are needed" in note]
+    assert "12 *" not in note
+    # Without sizes in the file the engine fills in its own up to the largest.
+    assert "--cuda-graph-max-bs-decode 26" in launch(plan(max_batch=26), "sglang").command.replace(" \\\n ", "")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_line_is_said_to_be_the_settings_of_the_recommendation_alone(engine):
+    made = launch(plan(), engine)
+    assert sum("beside the server's own other flags" in note for note in made.notes) == 1
+    refused = launch(plan(topk=4, num_draft_tokens=40), "vllm")
+    assert not any("beside the server's" in note for note in refused.notes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -56,6 +56,8 @@ def plans(draw):
         data_parallel=draw(st.sampled_from([1, 1, 2, 3])),
         survival=tuple(falling[: draw(st.integers(0, 10))]),
         step_ms=draw(st.sampled_from([{}, {4: 9.0, 8: 9.5, 64: 12.0}])),
+        captured=draw(st.sampled_from([(), (1, 2, 4, 8, 12, 16, 24, 32), (5, 1000)])),
+        captured_unit=draw(st.sampled_from(["tokens", "sequences"])),
     )
 
 

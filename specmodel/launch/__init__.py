@@ -16,6 +16,10 @@ from specmodel.launch.plan import BatchRange, Launch, Plan, capture_sizes, captu
 
 __all__ = ["ENGINES", "BatchRange", "Launch", "Plan", "capture_sizes", "launch"]
 
+BESIDE = (
+    "only the settings of this recommendation: put them beside the server's own other flags; "
+    "of a model's path in a log the name alone is kept"
+)
 ASSUMED = {"sglang": "0.5.18", "vllm": "0.26.0", "trtllm": "1.3.0", "llamacpp": "b10472"}
 ENGINES = tuple(ASSUMED)
 _WRITERS = {"sglang": sglang.write, "vllm": vllm.write, "trtllm": trtllm.write, "llamacpp": llamacpp.write}
@@ -44,6 +48,7 @@ def launch(plan: Plan, engine: str, version: str | None = None) -> Launch:
     _check_schedule(plan.schedule)
     plan, left_out = safe_for_shell(plan)
     parts = _WRITERS[engine](plan, number)
+    beside = (BESIDE,) if parts.command is not None else ()
     return Launch(
         engine=engine,
         version=used,
@@ -51,7 +56,7 @@ def launch(plan: Plan, engine: str, version: str | None = None) -> Launch:
         env=dict(plan.env),
         command=parts.command,
         files=dict(parts.files),
-        notes=(*_comm_notes(plan, engine, number), *parts.notes, *left_out),
+        notes=(*beside, *_comm_notes(plan, engine, number), *parts.notes, *left_out),
         validation=tuple(parts.validation),
         capture_sizes=capture_sizes(plan) if parts.command is not None else (),
         capture_tokens=capture_tokens(plan, parts.ranges) if parts.command is not None else (),

@@ -145,6 +145,8 @@ def _plan(model: FittedModel, optima: Sequence[Optimum], steps: Sequence[Schedul
         data_parallel=cal.system.data_parallel,
         survival=_survival(optima[0], name),
         step_ms=_step_times(optima, name, fixed.num_steps, cal.system.data_parallel) if parallel else {},
+        captured=cal.model.cuda_graph_sizes,
+        captured_unit=cal.model.cuda_graph_unit,
     )
 
 

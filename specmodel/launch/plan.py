@@ -14,9 +14,11 @@ __all__ = [
     "Parts",
     "Plan",
     "cap_note",
+    "capture_list",
     "capture_note",
     "capture_sizes",
     "capture_tokens",
+    "captured_tokens",
     "expected_length",
     "join",
     "model_word",
@@ -58,6 +60,10 @@ class Plan:
         P(at least k drafts accepted), k = 1 on, for the settings that pin acceptance.
     step_ms : mapping of int to float
         Whole-cycle time by tokens verified together, for engines that take such a table (SGLang's DSPARK).
+    captured : sequence of int
+        Sizes of one rank that graphs were captured for when this was measured.
+    captured_unit : str
+        What they count: tokens or sequences.
     """
 
     num_steps: int
@@ -74,6 +80,8 @@ class Plan:
     data_parallel: int = 1
     survival: Sequence[float] = ()
     step_ms: Mapping[int, float] = field(default_factory=dict)
+    captured: Sequence[int] = ()
+    captured_unit: str = "tokens"
 
     @property
     def verify_tokens(self) -> int:
@@ -153,14 +161,39 @@ def capture_sizes(plan: Plan) -> tuple[int, ...]:
 
 def capture_tokens(plan: Plan, ranges: Sequence[BatchRange]) -> tuple[int, ...]:
     """Return the tokens that the target verifies at each of `capture_sizes`, by the schedule that is deployed."""
-    out = []
-    for size in capture_sizes(plan):
-        step = next((r for r in ranges if r.batch_to is None or size * plan.data_parallel <= r.batch_to), None)
-        width = plan.verify_tokens
-        if step is not None:
-            width = step.num_steps + 1 if step.topk == 1 else step.num_draft_tokens or plan.verify_tokens
-        out.append(size * width)
-    return tuple(out)
+    return tuple(size * _width(plan, ranges, size) for size in capture_sizes(plan))
+
+
+def _width(plan: Plan, ranges: Sequence[BatchRange], size: int) -> int:
+    """Return the tokens that the target verifies per sequence where one rank has so many of them."""
+    step = next((r for r in ranges if r.batch_to is None or size * plan.data_parallel <= r.batch_to), None)
+    if step is None:
+        return plan.verify_tokens
+    return step.num_steps + 1 if step.topk == 1 else step.num_draft_tokens or plan.verify_tokens
+
+
+def capture_list(plan: Plan, ranges: Sequence[BatchRange]) -> tuple[int, ...]:
+    """Return the batch sizes of one rank to capture: `capture_sizes`, and those captured before up to the largest.
+
+    The times were measured with those, and without them a batch would be padded further. A size in tokens is the most
+    sequences that it holds.
+    """
+    needed = capture_sizes(plan)
+    kept = set(plan.captured)
+    if plan.captured_unit == "tokens":
+        widths = {_width(plan, ranges, size) for size in needed}
+        held = {(tokens // width, width) for tokens in plan.captured for width in widths}
+        kept = {size for size, width in held if _width(plan, ranges, size) == width}
+    return tuple(sorted({*needed, *(size for size in kept if 1 <= size <= needed[-1])}))
+
+
+def captured_tokens(plan: Plan, ranges: Sequence[BatchRange]) -> tuple[int, ...]:
+    """Return the sizes in tokens captured before, as far as the recommendation verifies so many."""
+    largest = max(capture_tokens(plan, ranges))
+    sizes = plan.captured
+    if plan.captured_unit == "sequences":
+        sizes = [size * _width(plan, ranges, size) for size in capture_list(plan, ranges)]
+    return tuple(tokens for tokens in sizes if tokens <= largest)
 
 
 def ranges_of(plan: Plan) -> list[BatchRange]:

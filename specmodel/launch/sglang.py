@@ -10,8 +10,8 @@ from specmodel.launch.plan import (
     Parts,
     Plan,
     cap_note,
+    capture_list,
     capture_note,
-    capture_sizes,
     join,
     model_word,
     no_schedule,
@@ -65,9 +65,10 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
         files["sps.json"] = dspark_table(plan.step_ms)
     if ranges:
         words += ["--speculative-adaptive", "--speculative-adaptive-config adaptive.json"]
-    sizes, suffix = capture_sizes(plan), "-decode" if version >= DECODE_SUFFIX else ""
+    sizes, suffix = capture_list(plan, ranges), "-decode" if version >= DECODE_SUFFIX else ""
     listed = " ".join(map(str, sizes))
-    words += [f"--cuda-graph-bs{suffix} {listed}" if ranges else f"--cuda-graph-max-bs{suffix} {sizes[-1]}"]
+    by_size = bool(ranges or plan.captured)
+    words += [f"--cuda-graph-bs{suffix} {listed}" if by_size else f"--cuda-graph-max-bs{suffix} {sizes[-1]}"]
     words += [f"--max-running-requests {plan.max_batch}"]
     notes.append(cap_note(plan, "--max-running-requests"))
     if speculating and plan.max_batch > DEFAULT_RUNNING:

@@ -9,8 +9,8 @@ from specmodel.launch.plan import (
     Parts,
     Plan,
     cap_note,
+    capture_list,
     capture_note,
-    capture_sizes,
     join,
     model_word,
     no_schedule,
@@ -68,7 +68,7 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
             notes.append(
                 f"the keys of draft_len_schedule are the {edge} (this changed in 1.3: check `trtllm-serve --help`)"
             )
-    sizes = capture_sizes(plan)
+    sizes = capture_list(plan, ranges)
     lines += ["cuda_graph_config:", "  enable_padding: true", f"  batch_sizes: [{', '.join(map(str, sizes))}]"]
     option = "--config" if version >= (1, 2) else "--extra_llm_api_options"
     words = [f"trtllm-serve {model_word(plan.target, 'MODEL')}"]

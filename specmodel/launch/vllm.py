@@ -12,6 +12,7 @@ from specmodel.launch.plan import (
     cap_note,
     capture_note,
     capture_tokens,
+    captured_tokens,
     expected_length,
     join,
     model_word,
@@ -30,6 +31,7 @@ METHODS = {
     "parallel": "dflash",
 }
 DEFAULT_CAPTURE_TOKENS = 512
+DEFAULT_CAPTURES = {1, 2, 4, *range(8, 256, 8), *range(256, DEFAULT_CAPTURE_TOKENS + 1, 16)}
 
 
 def write(plan: Plan, version: tuple[int, ...]) -> Parts:
@@ -66,12 +68,17 @@ def write(plan: Plan, version: tuple[int, ...]) -> Parts:
         if plan.method == "mtp":
             notes.append("MTP: where there are more steps than trained heads, a multiple of the heads is needed")
         words += [f"--speculative-config {shlex.quote(json.dumps(config))}"]
-    tokens = sorted(set(capture_tokens(plan, ranges)))
-    if steps and tokens[-1] > DEFAULT_CAPTURE_TOKENS:
+    before = captured_tokens(plan, ranges)
+    tokens = sorted({*capture_tokens(plan, ranges), *before})
+    own_sizes = plan.captured_unit == "tokens" and not DEFAULT_CAPTURES.issuperset(before)
+    beyond = steps > 0 and tokens[-1] > DEFAULT_CAPTURE_TOKENS
+    if own_sizes or beyond:
         config_text = json.dumps({"cudagraph_capture_sizes": tokens})
         words += [f"--compilation-config {shlex.quote(config_text)}"]
+    if beyond:
+        kept = ", with those of the file" if before else ""
         notes.append(
-            f"by default vLLM captures up to {DEFAULT_CAPTURE_TOKENS} tokens; these sizes are batch * (steps + 1)"
+            f"by default vLLM captures up to {DEFAULT_CAPTURE_TOKENS} tokens; these sizes are batch * (steps + 1){kept}"
         )
     words += plan.flags
     notes += capture_note(plan, ranges, "verify graphs")
