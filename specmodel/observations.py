@@ -91,8 +91,26 @@ class Observations:
         return int(self.value.shape[0])
 
     def thinned(self, most: int) -> Observations:
-        """At most `most` of the observations, evenly spread over the rows; the points stay."""
-        index = np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.intp))
+        """At most `most` of the observations, evenly spread over the rows; the points stay.
+
+        Where noise has its scale learnt they come two by two, as configurations have them: only what repeats one tells
+        noise from a cost of its own.
+        """
+        size = 1
+        order = np.arange(len(self))
+        if (self.sampled & self.scaled).any():
+            size = 2
+            at = self.residual_points
+            same = np.stack([at.log_tokens, at.log_sequences, at.log_context, at.speculating, at.topk])
+            _, first, configuration = np.unique(same, axis=1, return_index=True, return_inverse=True)
+            # Configurations in the order of their first point; what has no point comes last.
+            order = np.argsort(np.append(first[configuration], len(self) + len(first))[self.point], kind="stable")
+        if len(self) <= most:
+            index = np.arange(len(self))
+        else:
+            groups = np.linspace(0, len(self) - size, most // size).astype(np.intp)
+            groups -= groups % size
+            index = np.unique(order[groups[:, None] + np.arange(size)])
         names = ("value", "sd", *_DEFAULTS)
         some = {name: getattr(self, name)[index] for name in names}
         return replace(self, **some, source=tuple(self.source[i] for i in index))

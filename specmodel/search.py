@@ -8,7 +8,8 @@ acceptance ``theta = mean + prior_cov @ pull`` and residuals ``covariance @ weig
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from scipy.linalg import cho_solve, cholesky
 from scipy.special import log_ndtr
 
 from specmodel.acceptance import sigmoid
-from specmodel.cost import PARAMETERS
+from specmodel.cost import parameter_names
 from specmodel.deployment import Deployment
 from specmodel.observations import Observations
 from specmodel.posterior import Layout, Posterior, TreePaths, lengths, parts, tree_paths
@@ -25,6 +26,7 @@ from specmodel.residual import Residuals
 __all__ = ["Problem", "Scales", "State", "different", "log_posterior", "rescaled", "search", "start"]
 
 Array = NDArray[np.float64]
+Index = NDArray[np.intp]
 PASS, TAX = 0, 1
 """Indices of the plain pass, and of the tax, whose prior is not Gaussian but Student."""
 STEPS = 100
@@ -33,8 +35,14 @@ ENOUGH = 1e-4
 """Slope of the log posterior along the full step, relative to the misfit, below which the search ends."""
 STALLS = 3
 """Steps in a row that hardly rise after which it ends, too."""
-ADDITIVE = frozenset(("log_token", "log_kv", "log_overhead", "log_draft_base", "log_draft_step", "log_tree"))
-"""Cost parameters that are logarithms of terms of a sum."""
+FIRST = ("log_token", "log_kv", "log_overhead", "log_draft_base", "log_draft_step", "log_tree")
+"""Cost parameters in whose terms, not logarithms, a search begins to step."""
+UNITS = dict.fromkeys((*FIRST, "log_comm_base", "log_comm_token"), "log_pass_ms") | dict.fromkeys(
+    ("log_draft_sequence", "log_draft_width", "log_draft_kv"), "log_draft_step"
+)
+"""All that are logarithms of terms of a sum, and the term that each is in units of."""
+SLOW = 12
+"""Steps of a search after which its valley is bent in the other terms, too: it steps in them all."""
 MOST_WIDENING = 16.0
 """Factor on the variance of the residual process at most: noisy runs are no sign of rougher kernels."""
 MANY_PARAMETERS = 600
@@ -72,19 +80,32 @@ class State:
     verify_residual: Array
     draft_residual: Array
 
-    def toward(self, other: State, share: float, additive: NDArray[np.intp]) -> State:
+    def toward(self, other: State, share: float, terms: Terms) -> State:
         """The state a share of the way to another.
 
-        The cycle time is a sum of terms: the plain pass, and those whose logarithms over it `additive` indexes. A step
-        is taken in the terms, not in their logarithms: a trade of one term for another then keeps the sum, where
+        The cycle time is a sum of terms: the plain pass, and those that `terms` indexes with their units. A step is
+        taken in the terms, not in their logarithms: a trade of one term for another then keeps the sum, where
         logarithms would leave the valley.
         """
         values = {name: (1.0 - share) * getattr(self, name) + share * getattr(other, name) for name in self.__slots__}
-        move = values["theta"] - self.theta
-        scaled = _step_of_term(move[PASS])
-        values["theta"][PASS] = self.theta[PASS] + scaled
-        values["theta"][additive] = self.theta[additive] + _step_of_term(move[PASS] + move[additive]) - scaled
+        whole = values["theta"] - self.theta
+        own, unit = terms
+        for k, of in zip(own, unit, strict=True):  # a unit comes before what is measured in it
+            whole[k] += whole[of]
+        scaled = _step_of_term(whole)
+        values["theta"][PASS] = self.theta[PASS] + scaled[PASS]
+        values["theta"][own] = self.theta[own] + scaled[own] - scaled[unit]
         return State(**values)
+
+
+Terms = tuple[Index, Index]
+"""Indices of parameters that are terms of a sum, and of their units."""
+
+
+def _terms(problem: Problem, these: Collection[str]) -> Terms:
+    names = [name.partition("[")[0] for name in parameter_names(problem.dep.structure.comm_names)]
+    own = [k for k, name in enumerate(names) if name in these]
+    return np.array(own, dtype=np.intp), np.array([names.index(UNITS[names[k]]) for k in own], dtype=np.intp)
 
 
 def _step_of_term(relative: Array) -> Array:
@@ -131,9 +152,11 @@ def _linearise(problem: Problem, state: State, paths: TreePaths) -> _Linear:
         cycle, verify, draft = obs.cycle[here], obs.verify[here], obs.draft[here]
         log_draft = np.log(np.maximum(at.draft_ms, 1e-300))
         value[here] = cycle * np.log(at.cycle_ms)[i] + verify * np.log(at.verify_ms)[i] + draft * log_draft[i]
-        jac[here, : layout.num_cost] = (
-            cycle * at.d_log_cycle[:, i] + verify * at.d_log_verify[:, i] + draft * at.d_log_draft[:, i]
-        ).T
+        by_cost = cycle * at.d_log_cycle[:, i]
+        for share, slopes in ((verify, at.d_log_verify), (draft, at.d_log_draft)):
+            if share.any():
+                by_cost += share * slopes[:, i]
+        jac[here, : layout.num_cost] = by_cost.T
         verify_weight[here] = verify + cycle * (at.verify_ms / at.cycle_ms)[i]
         draft_weight[here] = draft + cycle * (at.draft_ms / at.cycle_ms)[i]
     shaped = obs.shape >= 0
@@ -241,7 +264,7 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
     paths = tree_paths(state.theta, problem.layout, obs.shapes)
     linear = _linearise(problem, state, paths)
     reached = log_posterior(problem, state, linear.value)
-    additive = np.array([k for k, name in enumerate(PARAMETERS) if name in ADDITIVE], dtype=np.intp)
+    first_terms, all_terms = _terms(problem, FIRST), _terms(problem, UNITS)
     converged, stalls = False, 0
     for step in range(STEPS + 1):
         cov[TAX, TAX] = _tax_variance(problem, float(state.theta[TAX] - problem.mean[TAX]))
@@ -251,12 +274,16 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         if some:
             shift += on_point * (gv * state.verify_residual[i] + gd * state.draft_residual[i])
         spread = _product(jac, cov)
-        residual_cov = np.outer(gv, gv) * verify_cov + np.outer(gd, gd) * draft_cov
+        residual_cov, of_draft = np.outer(gv, gv), np.outer(gd, gd)
+        residual_cov *= verify_cov
+        of_draft *= draft_cov
+        residual_cov += of_draft
         residual_cov[np.diag_indices_from(residual_cov)] += variance
         # Few parameters in this order: where numbers cannot be true, rounding decides which valley is searched.
         few = jac.shape[1] < MANY_PARAMETERS
-        explained = spread @ jac.T if few else _product(jac, spread.T)
-        factor = cholesky(explained + residual_cov, lower=True, check_finite=False)
+        total = spread @ jac.T if few else _product(jac, spread.T)
+        total += residual_cov
+        factor = cholesky(total, lower=True, check_finite=False)
         alpha = cho_solve((factor, True), value - linear.value + shift, check_finite=False)
         if stalls >= STALLS or step == STEPS:
             converged = stalls >= STALLS
@@ -271,7 +298,7 @@ def search(problem: Problem, state: State, enough: float = ENOUGH) -> tuple[Post
         largest = float(np.max(np.abs(target.theta - state.theta), initial=0.0))
         share = min(1.0, 3.0 / largest) if largest > 0 else 1.0
         for _ in range(HALVINGS):
-            tried = state.toward(target, share, additive)
+            tried = state.toward(target, share, first_terms if step < SLOW else all_terms)
             tried_linear = _linearise(problem, tried, paths)
             gained = log_posterior(problem, tried, tried_linear.value) - reached
             if gained > -1e-9:
@@ -324,9 +351,7 @@ def _least_zero(x: Array) -> float:
     return max(float(x.sum()), 0.0)
 
 
-def _full_step(
-    problem: Problem, cov: Array, jac: Array, gv: Array, gd: Array, alpha: Array, i: NDArray[np.intp]
-) -> State:
+def _full_step(problem: Problem, cov: Array, jac: Array, gv: Array, gd: Array, alpha: Array, i: Index) -> State:
     """Where the linearised problem has its mode."""
     pull = jac.T @ alpha
     verify, draft = np.zeros(len(problem.obs.points)), np.zeros(len(problem.obs.points))
@@ -344,15 +369,7 @@ def _full_step(
 
 
 def _slope(
-    problem: Problem,
-    state: State,
-    target: State,
-    cov: Array,
-    jac: Array,
-    gv: Array,
-    gd: Array,
-    pull_of_data: Array,
-    i: NDArray[np.intp],
+    problem: Problem, state: State, target: State, cov: Array, jac: Array, gv: Array, gd: Array, pull: Array, i: Index
 ) -> float:
     """Derivative of the log posterior along the full step, at its start; not below 0."""
     num_cost = problem.layout.num_cost
@@ -369,7 +386,7 @@ def _slope(
     free = variance > 0.0
     cost = (state.theta - problem.mean)[:num_cost][free] / variance[free]
     back += float(cost @ move[:num_cost][free]) + float(state.pull[num_cost:] @ move[num_cost:])
-    return max(float(pull_of_data @ change) - back, 0.0)
+    return max(float(pull @ change) - back, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,19 +437,7 @@ def rescaled(base: Problem, scales: Scales, state: State, before: Scales) -> tup
     return problem, moved
 
 
-AMPLITUDES = (
-    "tokens",
-    "batch",
-    "batch_speculating",
-    "context",
-    "comm",
-    "workload",
-    "configuration",
-    "draft_steps",
-    "draft_batch",
-    "draft_context",
-    "draft_configuration",
-)
+AMPLITUDES = tuple(field.name for field in fields(Residuals) if "length" not in field.name)
 
 
 def different(found: list[tuple[Posterior, State]]) -> list[tuple[Posterior, State]]:

@@ -266,3 +266,26 @@ def test_noise_is_learnt_in_both_directions() -> None:
     assert scales[0] < 0.7
     assert scales[0] < scales[1] < scales[2]
     assert scales[2] > 10.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rates_alone_of_two_settings_and_many_batches_converge_in_few_steps(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts by sequence and tokens of a setting trade for each other: a valley that is bent in logarithms."""
+    truth = cases.Truth(comm={"default": (0.0, 0.0), "ring": (0.1, 0.01)})
+    places = [(k, b, c) for c in truth.comm for k in range(7) for b in np.geomspace(1, 64, 5).round(2)]
+    rows = cases.measured_cycles(truth, np.random.default_rng(seed), places, lengths=False)
+    monkeypatch.setattr(sys.modules["specmodel.search"], "STEPS", 30)
+    assert all(p.converged for p in cases.fitted(rows, **truth.sections()).posteriors)
+
+
+def test_noise_of_a_large_file_is_learnt_from_what_repeats_a_configuration() -> None:
+    """Every shape under two settings, whose own costs are smooth: what the pairs differ by is noise."""
+    truth = cases.Truth(comm={"default": (0.0, 0.0), "ring": (0.1, 0.01)})
+    places = [(k, b, c) for c in truth.comm for k in range(7) for b in np.geomspace(1, 64, 30).round(2)]
+    rows = cases.measured_cycles(truth, np.random.default_rng(0), places, lengths=False)
+    posterior = cases.fitted(rows, **truth.sections()).posteriors[0]
+    assert posterior.converged
+    guess = 0.008
+    assert 0.5 < guess * np.sqrt(posterior.noise_scale) / 0.01 < 1.5
