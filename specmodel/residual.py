@@ -92,9 +92,11 @@ def distinct(x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
 def _correlation(left: Array, right: Array, length: float) -> Array:
     """Matern correlation of every left value with every right value, shape (left, right)."""
     if right.size > _MANY:
-        values, index = distinct(right)
+        few, row = distinct(left)
+        values, column = distinct(right)
         if values.size < right.size:
-            return matern32(left[:, None] - values[None, :], length)[:, index]
+            return np.asarray(matern32(few[:, None] - values[None, :], length)[:, column][row])
+        return np.asarray(matern32(few[:, None] - right[None, :], length)[row])
     return matern32(left[:, None] - right[None, :], length)
 
 
@@ -104,7 +106,8 @@ def _smooth_mean(weights: Array, left: Array, right: Array, length: float) -> Ar
     if not used.any():
         return np.zeros(right.shape)
     values, index = distinct(right) if right.size > _MANY else (right.ravel(), None)
-    left, weights = left[used], weights[used]
+    left, row = distinct(left[used])
+    weights = np.asarray(np.bincount(row, weights[used]), dtype=float)
     total = np.empty(values.size)
     for start in range(0, values.size, _MANY):
         piece = values[start : start + _MANY]
@@ -218,10 +221,15 @@ def draft_covariance(left: ResidualPoints, right: ResidualPoints, scale: Residua
         left.log_sequences[:, None] == right.log_sequences[None, :]
     )
     same &= left.log_context[:, None] == right.log_context[None, :]
-    out = scale.draft_steps**2 * steps * same_mode * same_width
-    out += scale.draft_batch**2 * batch * same_mode
-    out += scale.draft_context**2 * context * same_mode
-    out += scale.draft_configuration**2 * (same & same_mode & same_width)
+    # In place: of many points every array is large.
+    out = scale.draft_steps**2 * steps
+    out *= same_width
+    batch *= scale.draft_batch**2
+    out += batch
+    context *= scale.draft_context**2
+    out += context
+    out += scale.draft_configuration**2 * (same & same_width)
+    out *= same_mode
     return np.asarray(out)
 
 
