@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from specmodel import streams
+
 __all__ = ["main"]
 
 ANSWERED, NOT_GOOD_ENOUGH, USAGE, BAD_INPUT = 0, 1, 2, 3
@@ -140,13 +142,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered has no reader: let it go nowhere when the interpreter flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.discard_output()
         return PIPE_CLOSED
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.discard_output()
         sys.stderr.write(f"specmodel: error: standard output cannot be written: {error.strerror}\n")
         return NOT_GOOD_ENOUGH
     return code

@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 
-__all__ = ["DEVICE_REMEDY", "is_device", "write"]
+__all__ = ["DEVICE_REMEDY", "discard_output", "is_device", "write"]
 
 DEVICE_REMEDY = "name a file, or pipe the text in and name it -"
 
@@ -15,6 +15,11 @@ def is_device(path: str) -> bool:
     """Whether a path is a device, which may never end; a pipe is none. Raises `OSError` where there is nothing."""
     mode = os.stat(path).st_mode
     return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+def discard_output() -> None:
+    """Let what standard output still buffers go nowhere, as it cannot be written when the interpreter ends either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write(text: str) -> None:
@@ -33,6 +38,5 @@ def write(text: str) -> None:
     except OSError as error:
         from specmodel.errors import SpecModelError  # not above: `--help` is to import nothing heavy
 
-        # What is still buffered cannot be written at exit either: let it go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         raise SpecModelError(f"standard output cannot be written: {error.strerror}") from error
