@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import shutil
 import stat
@@ -19,7 +20,7 @@ from specmodel.harness.environment import (
     recorded_environment,
     requests_nvls,
 )
-from specmodel.harness.gpus import check_gpus, local_cpus, parse_gpus
+from specmodel.harness.gpus import check_gpus, local_cpus, parse_gpus, read_gpus
 from specmodel.harness.group import parse_progress, read_records
 from specmodel.harness.nccl_log import NcclChoice, parse_nccl_log
 from specmodel.harness.pooling import kept_samples, median_interval, pool, quantile
@@ -66,9 +67,9 @@ def test_any_text_is_read_without_an_error(text):
 
 def test_gpu_facts():
     text = (
-        "0, NVIDIA H200, 580.159.04, 143771, 143000, Disabled, 00000000:04:00.0, 9.0\n"
-        "1, NVIDIA H200, 580.159.04, 143771, 100000, [N/A], 00000000:05:00.0, 9.0\n"
-        "2, NVIDIA A100-SXM4-80GB, 550.1, 81920, [Not Supported], Enabled, 00000000:0A:00.0, 8.0\n"
+        "0, NVIDIA H200, 580.159.04, 143771, 143000, Disabled, 00000000:04:00.0, 9.0, GPU-12ab\n"
+        "1, NVIDIA H200, 580.159.04, 143771, 100000, [N/A], 00000000:05:00.0, 9.0, GPU-12CD\n"
+        "2, NVIDIA A100-SXM4-80GB, 550.1, 81920, [Not Supported], Enabled, 00000000:0A:00.0, 8.0, GPU-34ef\n"
         "No devices were found\n"
     )
     gpus = parse_gpus(text)
@@ -86,8 +87,39 @@ def test_gpu_facts():
         check_gpus(gpus[2:], 1, allow_busy=False)
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("1", [1]),
+        (" 2,0", [2, 0]),
+        ("GPU-34", [2]),
+        ("gpu-12c,0", [1, 0]),
+        ("GPU-12,0", []),  # fits two
+        ("1,7,0", [1]),
+        ("1,1", []),
+        ("", []),
+        ("-1", []),
+        ("MIG-34ef", []),
+    ],
+)
+def test_the_gpus_that_are_checked_are_those_that_are_measured(named, expected, tmp_path, monkeypatch):
+    lines = (
+        f"{i}, NVIDIA H200, 580, 143771, 143000, Disabled, 00000000:0{i}:00.0, 9.0, {uuid}\n"
+        for i, uuid in enumerate(["GPU-12ab", "GPU-12cd", "GPU-34ef"])
+    )
+    program(tmp_path, "nvidia-smi", f"cat <<'END'\n{''.join(lines)}END")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert [gpu.index for gpu in read_gpus()] == expected
+    env = child_environment(os.environ, CommPlan(name="default"), empty_config="c", allow_nvls=False)
+    assert (env.get("CUDA_VISIBLE_DEVICES"), env["CUDA_DEVICE_ORDER"]) == (named, "PCI_BUS_ID")
+
+
 def test_processors_near_a_gpu(tmp_path):
-    gpu = parse_gpus("0, NVIDIA H200, 580, 143771, 143000, Disabled, 00000000:4A:00.0, 9.0")[0]
+    gpu = parse_gpus("0, NVIDIA H200, 580, 143771, 143000, Disabled, 00000000:4A:00.0, 9.0, GPU-1")[0]
     folder = tmp_path / "0000:4a:00.0"
     folder.mkdir()
     (folder / "local_cpulist").write_text("0-3,8,10-11\n")
@@ -192,7 +224,7 @@ def test_what_does_not_ask_for_multicast(env):
 def test_a_child_inherits_nothing_but_what_is_listed(parent):
     setting = CommPlan(name="ring", env={"NCCL_PROTO": "LL"})
     env = child_environment(parent, setting, empty_config="empty.conf", allow_nvls=False)
-    own = {"CUDA_MODULE_LOADING", "NCCL_CONF_FILE", "NCCL_NVLS_ENABLE", "NCCL_PROTO"}
+    own = {"CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING", "NCCL_CONF_FILE", "NCCL_NVLS_ENABLE", "NCCL_PROTO"}
     inherited = set(env) - own
     assert all(env[name] == parent[name] for name in inherited)
     assert not [name for name in inherited if name.startswith("NCCL_")]

@@ -203,6 +203,7 @@ def child_environment(
     """
     env = {key: parent[key] for key in _INHERITED if key in parent}
     env["CUDA_MODULE_LOADING"] = "EAGER"
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # numbers mean the GPUs that nvidia-smi means: those that were checked
     if not allow_nvls:
         env["NCCL_NVLS_ENABLE"] = "0"
     env.update(setting.env)

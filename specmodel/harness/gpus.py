@@ -5,6 +5,7 @@ Read only: nothing about a GPU is changed.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,9 +14,9 @@ from pathlib import Path
 
 from specmodel.errors import SpecModelError
 
-__all__ = ["GpuFacts", "check_gpus", "local_cpus", "parse_gpus", "read_gpus"]
+__all__ = ["GpuFacts", "check_gpus", "local_cpus", "parse_gpus", "read_gpus", "visible"]
 
-_FIELDS = "index,name,driver_version,memory.total,memory.free,mig.mode.current,pci.bus_id,compute_cap"
+_FIELDS = "index,name,driver_version,memory.total,memory.free,mig.mode.current,pci.bus_id,compute_cap,uuid"
 _QUERY_TIMEOUT_MS = 30_000
 _MIB = 1 << 20
 _BUSY_BYTES = 1 << 30
@@ -33,6 +34,7 @@ class GpuFacts:
     mig: bool
     bus_id: str
     architecture: str
+    uuid: str
 
     @property
     def busy(self) -> bool:
@@ -61,6 +63,7 @@ def parse_gpus(text: str) -> tuple[GpuFacts, ...]:
                 mig=cells[5].lower() == "enabled",
                 bus_id=cells[6].lower(),
                 architecture=cells[7].replace(".", ""),
+                uuid=cells[8].lower(),
             )
         )
     return tuple(found)
@@ -70,8 +73,27 @@ def _mib(cell: str) -> int | None:
     return int(float(cell)) * _MIB if re.fullmatch(r"\d+(\.\d+)?", cell) else None
 
 
+def visible(gpus: tuple[GpuFacts, ...], named: str | None) -> tuple[GpuFacts, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES (`named`) leaves, in its order: rank r measures number r of them.
+
+    It holds indices or the beginnings of UUIDs; as CUDA does, the first that fits no GPU, or not one alone, ends the
+    list, and one that is named twice leaves none.
+    """
+    if named is None:
+        return gpus
+    found: list[GpuFacts] = []
+    for entry in (part.strip().lower() for part in named.split(",")):
+        fits = [gpu for gpu in gpus if entry == str(gpu.index) or (entry[:4] == "gpu-" and gpu.uuid.startswith(entry))]
+        if len(fits) != 1:
+            break
+        if fits[0] in found:
+            return ()
+        found += fits
+    return tuple(found)
+
+
 def read_gpus() -> tuple[GpuFacts, ...]:
-    """Ask nvidia-smi for the GPUs of this machine; empty if there is no nvidia-smi or it finds none."""
+    """Ask nvidia-smi for the GPUs that a program here sees; empty if there is no nvidia-smi or it finds none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
@@ -82,7 +104,8 @@ def read_gpus() -> tuple[GpuFacts, ...]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return parse_gpus(answer.stdout) if answer.returncode == 0 else ()
+    gpus = parse_gpus(answer.stdout) if answer.returncode == 0 else ()
+    return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def check_gpus(gpus: tuple[GpuFacts, ...], world: int, *, allow_busy: bool) -> tuple[GpuFacts, ...]:
@@ -94,7 +117,9 @@ def check_gpus(gpus: tuple[GpuFacts, ...], world: int, *, allow_busy: bool) -> t
         There are too few, they differ, MIG is on, or somebody else uses one and `allow_busy` is false.
     """
     if not gpus:
-        raise SpecModelError("no NVIDIA GPU was found here (nvidia-smi lists none); measuring needs one")
+        raise SpecModelError(
+            "no NVIDIA GPU was found here (nvidia-smi lists none that is visible); measuring needs one"
+        )
     if len(gpus) < world:
         raise SpecModelError(f"--tensor-parallel {world} needs {world} GPUs; {len(gpus)} found")
     chosen = gpus[:world]
