@@ -27,6 +27,7 @@ from specmodel.harness.samples import document, json_schema, read_samples, write
 from specmodel.harness.shapes import read_draft, read_shape
 
 FAKE = Path(__file__).parent / "data" / "harness" / "fake_harness.py"
+FAKE_MEASURE = FAKE.with_name("fake_measure.py")
 H200 = known_gpu("NVIDIA H200")
 LLAMA = read_shape("Llama-3.1-8B")
 REQUEST = Request(
@@ -281,6 +282,44 @@ def test_killing_the_runner_kills_its_processes(fake, tmp_path):
     assert not processes_of(str(tmp_path / "x"))
 
 
+# A variable that only the untimed runs have, and a part of a key: what is running when the signal comes.
+@pytest.mark.parametrize("trouble", [{"silent_start": "NCCL_DEBUG=INFO"}, {"hang": "verify"}], ids=["probes", "points"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_whatever_ends_a_measurement_ends_what_it_started(fake, tmp_path, number, trouble):
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("ring-ll: {env: {NCCL_PROTO: LL}}\n")
+    shapes = ["--model", "Llama-3.1-8B", "--draft", "EAGLE3-Llama-3.1-8B", "--tensor-parallel", "2"]
+    sizes = [
+        "--tokens",
+        "1,2",
+        "--batches",
+        "1",
+        "--steps",
+        "0,1",
+        "--comm",
+        str(settings),
+        "-o",
+        str(tmp_path / "a.yaml"),
+    ]
+    words = [sys.executable, str(FAKE_MEASURE), str(fake(**trouble)), *shapes, *sizes]
+    child = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(processes_of(f"{tmp_path}/a.partial")) >= 2)
+    child.send_signal(number)
+    assert child.wait(timeout=20) in (130, 128 + number)
+    assert not processes_of(str(tmp_path))
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_signal_that_was_ignored_stays_ignored(ignored):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with command._ended_in_order():
+            assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
+        assert signal.getsignal(signal.SIGHUP) is (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def processes_of(text):
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -299,7 +338,7 @@ def wait_for(condition, seconds=20):
         time.sleep(0.05)
 
 
-SMI = "0, NVIDIA H200, 580.159.04, 143771, 143000, Disabled, 00000000:04:00.0, 9.0\n"
+SMI = "0, NVIDIA H200, 580.159.04, 143771, 143000, Disabled, 00000000:04:00.0, 9.0, GPU-12ab\n"
 
 
 @pytest.fixture
@@ -342,6 +381,31 @@ def test_measure_writes_a_calibration_and_its_samples_and_overwrites_neither(tmp
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("kind", ["folder_is_a_file", "folder_of_the_system", "partial_is_a_file"])
+def test_an_output_that_cannot_be_written_is_said_before_anything_runs(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("specmodel.harness.runner.run_plan", lambda _: pytest.fail("it was measured"))
+    output = {"folder_of_the_system": Path("/proc/a.yaml"), "folder_is_a_file": tmp_path / "b" / "a.yaml"}.get(
+        kind, tmp_path / "a.yaml"
+    )
+    (tmp_path / "b").write_text("")
+    (tmp_path / "a.partial").write_text("")
+    with pytest.raises(SpecModelError, match="cannot be written"):
+        measure("-o", str(output))
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("found", [b"", b"\x1f\x8b broken", b"{}", b"[]", b"{", b"\x00"])
+def test_files_of_another_kind_are_neither_continued_nor_overwritten(tmp_path, found):
+    output, samples = tmp_path / "a.yaml", tmp_path / "a.samples.json.gz"
+    for options in ((), ("--resume",)):
+        output.write_bytes(found)
+        samples.write_bytes(found)
+        with pytest.raises(UsageError, match="never overwritten"):
+            measure("-o", str(output), *options)
+        assert output.read_bytes() == samples.read_bytes() == found
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, capsys):
     assert measure("--dry-run", "-o", str(tmp_path / "x.yaml")) == 0
     out, _ = capsys.readouterr()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +18,7 @@ from specmodel.errors import SpecModelError, UsageError
 from specmodel.harness.options import add_arguments, output_of, request_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from specmodel.harness.group import Progress
     from specmodel.harness.plan import Plan, Request
@@ -49,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         As for the command line: wrong options, a malformed file, a machine that cannot measure.
     """
     if args.selftest:
-        return _selftest(args)
+        with _ended_in_order():
+            return _selftest(args)
     request = request_of(args)
     output = None if args.dry_run and not args.output else output_of(args)
     plan = _plan(request, dry_run=args.dry_run, allow_busy=args.allow_busy)
@@ -60,7 +64,37 @@ def run(args: argparse.Namespace) -> int:
     if output is None:
         raise UsageError("give -o FILE: the calibration to write")
     _say(text)
-    return _measure(plan, output, resume=args.resume, keep_noisy=args.keep_noisy)
+    try:
+        with _ended_in_order():
+            return _measure(plan, output, resume=args.resume, keep_noisy=args.keep_noisy)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = error.filename or output
+        raise SpecModelError(f"{where} cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let a request to end (SIGTERM of `timeout` or a scheduler, SIGHUP of a terminal) do what Ctrl-C does.
+
+    A process that such a signal ends at once would leave its measuring processes on the GPUs. A signal that is ignored
+    already (`nohup`) stays so.
+    """
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in numbers if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _say(text: str) -> None:
@@ -129,14 +163,24 @@ def _samples_path(output: Path) -> Path:
 
 def _is_complete(plan: Plan, output: Path, samples_path: Path, *, resume: bool) -> bool:
     """Whether both outputs are there, of this very plan; anything else that is there stops the run."""
-    from specmodel.harness.samples import read_samples
-
     there = [path for path in (output, samples_path) if path.exists()]
     if not there or (resume and there == [samples_path]):
         return False
-    if resume and len(there) == 2 and read_samples(samples_path)["run"]["id"] == plan.hash:
+    if resume and len(there) == 2 and _plan_of(samples_path) == plan.hash:
         return True
     raise UsageError(f"{there[0]} exists and is never overwritten; give another -o, or move it away")
+
+
+def _plan_of(samples_path: Path) -> str | None:
+    """Return the plan that samples were taken by; None for a file of another kind."""
+    import zlib
+
+    from specmodel.harness.samples import read_samples
+
+    try:
+        return str(read_samples(samples_path)["run"]["id"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
+        return None
 
 
 def _measure(plan: Plan, output: Path, *, resume: bool, keep_noisy: bool) -> int:
@@ -175,10 +219,7 @@ def _measure(plan: Plan, output: Path, *, resume: bool, keep_noisy: bool) -> int
     calibration = calibration_of(
         content, name=output.stem, samples_name=samples_path.name, samples_sha256=digest, keep_noisy=keep_noisy
     )
-    try:
-        io.dump(calibration, output)
-    except OSError as error:
-        raise SpecModelError(f"{output} cannot be written: {error.strerror or error}") from error
+    io.dump(calibration, output)
     shutil.rmtree(folder)
     counts = dispositions(content)
     streams.write(f"{output}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}\n")

@@ -106,8 +106,9 @@ def _watch(
     hear: Callable[[int, str], None],
     timeout_ms: float,
     deadline_ms: float | None,
+    stop: threading.Event | None,
 ) -> Literal["ended", "timeout", "stopped"]:
-    """Wait until every process has ended, one hangs, or the deadline passes."""
+    """Wait until every process has ended, one hangs, the deadline passes, or `stop` is set."""
     heard_ms, limit_ms = _now_ms(), timeout_ms + _START_GRACE_MS
     failed_ms: float | None = None
     while True:
@@ -129,7 +130,7 @@ def _watch(
             return "timeout"
         if failed_ms is not None and _now_ms() - failed_ms > _OTHERS_GRACE_MS:
             return "ended"
-        if deadline_ms is not None and _now_ms() > deadline_ms:
+        if (deadline_ms is not None and _now_ms() > deadline_ms) or (stop is not None and stop.is_set()):
             return "stopped"
 
 
@@ -143,6 +144,7 @@ def run_group(
     timeout_ms: float,
     cpus: Collection[Collection[int]] = (),
     deadline_ms: float | None = None,
+    stop: threading.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     show_output: bool = False,
 ) -> GroupResult:
@@ -166,6 +168,9 @@ def run_group(
         For each rank, the processors to keep it on; none or empty leaves it free.
     deadline_ms
         A time of the monotonic clock at which the group is ended, with what it has.
+    stop
+        Ends the group, with what it has, once it is set: for a group that is watched by another thread than the main
+        one, which alone hears Ctrl-C.
     on_progress
         Told of every finished point.
     show_output
@@ -218,7 +223,7 @@ def run_group(
         ]
         for listener in listeners:
             listener.start()
-        ending = _watch(processes, lines, hear, timeout_ms, deadline_ms)
+        ending = _watch(processes, lines, hear, timeout_ms, deadline_ms, stop)
     finally:
         _end(processes)
         if meeting is not None:

@@ -11,10 +11,11 @@ import dataclasses
 import json
 import os
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +35,7 @@ _CYCLES_SHARE = 0.8  # of a point's time limit
 # What NCCL says of an algorithm or protocol that cannot run here; since 2.24 it fails instead of falling back.
 _UNSUPPORTED = ("invalid usage", "no algorithm/protocol available")
 _PROBES_AT_ONCE = 4
+_POLL_MS = 200
 _PROBE_LIMITS = {"min_samples": 3, "max_samples": 3, "min_ms": 0, "max_ms": 500, "warmup_ms": 0}
 
 
@@ -147,7 +149,15 @@ def _next_stem(folder: Path) -> str:
     return f"pass-{used:03d}"
 
 
-def _group(run: Run, setting: CommPlan, stem: str, job: Mapping[str, Any], deadline_ms: float | None) -> GroupResult:
+def _group(
+    run: Run,
+    setting: CommPlan,
+    stem: str,
+    job: Mapping[str, Any],
+    *,
+    deadline_ms: float | None = None,
+    stop: threading.Event | None = None,
+) -> GroupResult:
     request = run.plan.request
     debug = str(run.folder / f"{stem}.nccl.%p.log") if stem.startswith("probe") else None
     return run_group(
@@ -159,11 +169,12 @@ def _group(run: Run, setting: CommPlan, stem: str, job: Mapping[str, Any], deadl
         timeout_ms=request.timeout_ms,
         cpus=run.cpus,
         deadline_ms=deadline_ms,
+        stop=stop,
         on_progress=None if debug else run.on_progress,
     )
 
 
-def _probe(run: Run, setting: CommPlan) -> tuple[GroupResult, dict[str, Any]]:
+def _probe(run: Run, setting: CommPlan, stop: threading.Event) -> tuple[GroupResult, dict[str, Any]]:
     """Run every size once under `setting`, untimed, and read what NCCL says it chose."""
     stem = f"probe-{setting.name}"
     for stale in run.folder.glob(f"{stem}.*"):
@@ -175,7 +186,7 @@ def _probe(run: Run, setting: CommPlan) -> tuple[GroupResult, dict[str, Any]]:
     }
     job = job_of(run, points.values())
     job["limits"] = {**job["limits"], **_PROBE_LIMITS}
-    result = _group(run, setting, stem, job, None)
+    result = _group(run, setting, stem, job, stop=stop)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in run.folder.glob(f"{stem}.nccl.*.log")]
     log = parse_nccl_log("\n".join(texts))
     selected = {str(size_bytes): dataclasses.asdict(choice) for size_bytes, choice in sorted(log.choices.items())}
@@ -189,13 +200,24 @@ def _probe_all(run: Run, settings: list[CommPlan], at_once: int) -> None:
     unknown = [setting for setting in settings if setting.name not in known]
     for setting in unknown:
         run.say(f"what NCCL chooses under {setting_text(setting)} (untimed)")
+    stop = threading.Event()
     with ThreadPoolExecutor(max_workers=at_once) as pool:
-        for setting, (result, facts) in zip(unknown, pool.map(lambda item: _probe(run, item), unknown), strict=True):
-            entry = {"entry": "probe", "comm": setting.name, "outcome": result.outcome, **facts}
-            errors = [_public(error) for error in result.errors]
-            _note(run.folder, {**entry, "errors": errors, "elapsed_ms": result.elapsed_ms})
-            if result.outcome != "finished":
-                _give_up(run, setting, result)
+        try:
+            probes = [pool.submit(_probe, run, setting, stop) for setting in unknown]
+            for setting, probe in zip(unknown, probes, strict=True):
+                # In short waits: a signal that comes just before a wait without end is never heard.
+                while wait([probe], timeout=_POLL_MS / 1000).not_done:
+                    pass
+                result, facts = probe.result()
+                entry = {"entry": "probe", "comm": setting.name, "outcome": result.outcome, **facts}
+                errors = [_public(error) for error in result.errors]
+                _note(run.folder, {**entry, "errors": errors, "elapsed_ms": result.elapsed_ms})
+                if result.outcome != "finished":
+                    _give_up(run, setting, result)
+        except BaseException:
+            stop.set()  # Ctrl-C among others: what the other threads have started ends too
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _give_up(run: Run, setting: CommPlan, result: GroupResult) -> None:
@@ -224,7 +246,7 @@ def _one_pass(run: Run, setting: CommPlan, repeat: int, points: list[Point], dea
         stem = _next_stem(run.folder)
         opening = {"entry": "pass", "stem": stem, "comm": setting.name, "repeat": repeat, "sitting": run.sitting}
         _note(run.folder, {**opening, "keys": [point.key for point in left]})
-        result = _group(run, setting, stem, job_of(run, left), deadline_ms)
+        result = _group(run, setting, stem, job_of(run, left), deadline_ms=deadline_ms)
         ending = {"entry": "end", "stem": stem, "outcome": result.outcome, "exit_codes": list(result.exit_codes)}
         errors = [_public(error) for error in result.errors]
         _note(run.folder, {**ending, "errors": errors, "elapsed_ms": result.elapsed_ms})

@@ -1,12 +1,14 @@
 """Speaks the protocol of the measuring binary, with made-up times, and misbehaves on request.
 
 Usage: fake_harness.py BEHAVIOUR.json run --job JOB --output FILE [--rank R --world N --rendezvous DIR]
-BEHAVIOUR is an object: hang, crash, refuse (a part of a key, or of a variable as NAME=VALUE), silent_start.
+BEHAVIOUR is an object: hang, crash, refuse (a part of a key, or of a variable as NAME=VALUE), silent_start;
+pause_ms before every point; stubborn: no signal but SIGKILL ends it.
 """
 
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -64,6 +66,9 @@ def main():
     behaviour = json.loads(Path(sys.argv[1]).read_text())
     found, rank, world = options(sys.argv[3:])
     job = json.loads(Path(found["--job"]).read_text())
+    if behaviour.get("stubborn"):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
     variables = " ".join(f"{key}={value}" for key, value in os.environ.items())
     output = Path(found["--output"])
     output.touch(exist_ok=False)
@@ -110,6 +115,7 @@ def main():
     write({"record": "check", "name": "dense", "max_relative_error": 0.004, "limit": 0.02, "passed": True})
     rng = random.Random(f"{job['seed']}/{os.getpid()}")
     for number, point in enumerate(job["points"]):
+        time.sleep(behaviour.get("pause_ms", 0) / 1000)
         if behaviour.get("hang") and behaviour["hang"] in point["key"]:
             time.sleep(600)
         if behaviour.get("crash") and behaviour["crash"] in point["key"]:
