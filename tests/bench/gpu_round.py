@@ -2,21 +2,26 @@
 
 Usage: python gpu_round.py FOLDER STEP... (`one` and `two` are all steps of so many GPUs); --dry-run tells how long each
 takes. Every step writes FOLDER/STEP.log and its files beside it; one that has ended well is not run again, and a
-measurement that was broken off continues. Nothing here passes or fails.
+measurement that was broken off continues: `layers-80` takes several calls. Nothing here passes or fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).resolve().parent
 MEASURE = [sys.executable, "-m", "specmodel", "measure"]
+GRACE_S = 25  # for a measurement to end its ranks, which have 10 s
 RINGS = {"ring-ll": "LL", "ring-ll128": "LL128", "ring-simple": "Simple"}
 WIDE = "tokens 1-16,24,32,64,128 batches 1 draft-modes step cycle-modes step timeout 30 repeats 1"
 
@@ -37,12 +42,18 @@ def options(text: str) -> list[str]:
     return [word if i % 2 else f"--{word}" for i, word in enumerate(words)]
 
 
-def settings(folder: Path, name: str, rings: tuple[str, ...], *, ctas: int | None = None) -> list[str]:
-    """Write communication settings, and name them in the options; with a number of CTAs host-staged transfer too."""
-    bound = "" if ctas is None else f', NCCL_MIN_CTAS: "{ctas}", NCCL_MAX_CTAS: "{ctas}"'
-    end = "" if ctas is None else f"-{ctas}cta"
-    lines = [f"{ring}{end}: {{env: {{NCCL_ALGO: Ring, NCCL_PROTO: {RINGS[ring]}{bound}}}}}" for ring in rings]
-    lines += [] if ctas is None else ['host-staged: {env: {NCCL_P2P_DISABLE: "1"}, last: true}']
+def settings(folder: Path, name: str, *ctas: int | None, host_staged: bool = False) -> list[str]:
+    """Write communication settings, and name them in the options: every ring with each number of CTAs.
+
+    None leaves the number to NCCL; `default` is always measured too.
+    """
+    lines = []
+    for count in ctas:
+        bound = "" if count is None else f', NCCL_MIN_CTAS: "{count}", NCCL_MAX_CTAS: "{count}"'
+        end = "" if count is None else f"-{count}cta"
+        lines += [f"{ring}{end}: {{env: {{NCCL_ALGO: Ring, NCCL_PROTO: {RINGS[ring]}{bound}}}}}" for ring in RINGS]
+    if host_staged:
+        lines.append('host-staged: {env: {NCCL_P2P_DISABLE: "1"}, last: true}')
     path = folder / f"{name}.settings.yaml"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return ["--comm", str(path)]
@@ -76,19 +87,17 @@ STEPS = {
     "selftest-2": Step(
         gpus=2, limit_s=300, command=lambda _: [*MEASURE, "--selftest", "--tensor-parallel", "2"], planned=False
     ),
-    # All layers take longer than planned: by an eighth in 2026.
+    # Seven settings of all layers: about twice what one call may take, so it is continued.
     "layers-80": Step(
         gpus=2,
         limit_s=590,
-        command=lambda f: large(
-            f, "h200x2-llama-3.3-70b", 80, 420, settings(f, "layers-80", ("ring-ll", "ring-ll128"))
-        ),
+        command=lambda f: large(f, "h200x2-llama-3.3-70b", 80, 1000, settings(f, "layers-80", None, 1)),
     ),
     "layers-16": Step(
         gpus=2,
         limit_s=590,
         command=lambda f: large(
-            f, "h200x2-llama-3.3-70b-nccl", 16, 540, settings(f, "layers-16", tuple(RINGS), ctas=16)
+            f, "h200x2-llama-3.3-70b-nccl", 16, 540, settings(f, "layers-16", 16, host_staged=True)
         ),
     ),
 }
@@ -98,6 +107,55 @@ def say(text: str) -> None:
     """Write one line."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def started_by(leader: int) -> list[int]:
+    """Process ids of what `leader` started, and of what that started (by /proc; elsewhere none)."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = [leader]
+    for process in found:
+        found += children.get(process, [])
+    return found[1:]
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a step and all that it started: SIGINT, on which a measurement ends its ranks, then SIGKILL.
+
+    The ranks of a measurement lead process groups of their own, which no signal to the step's group reaches.
+    """
+    started = started_by(process.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GRACE_S)
+    groups = set(started) | set(started_by(process.pid)) | {process.pid}
+    until = time.monotonic() + GRACE_S
+    while groups and time.monotonic() < until:
+        for group in list(groups):
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                groups.discard(group)
+        process.poll()
+        time.sleep(0.05)
+
+
+def finish(command: list[str], log: IO[str] | int, limit_s: float) -> int:
+    """Run a command in a process group of its own; 124 if it was stopped at its limit."""
+    # Were SIGINT ignored here, as it is for what a script starts in its background, the command would ignore it too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        return process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return 124
+    finally:
+        if process.poll() is None:
+            stop(process)
 
 
 def run(name: str, folder: Path, *, dry: bool) -> None:
@@ -114,12 +172,7 @@ def run(name: str, folder: Path, *, dry: bool) -> None:
         return
     begin = time.monotonic()
     with log.open("a", encoding="utf-8") as stream:
-        try:
-            code = subprocess.run(
-                step.command(folder), stdout=stream, stderr=subprocess.STDOUT, timeout=step.limit_s, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
+        code = finish(step.command(folder), stream, step.limit_s)
         stream.write(f"\nended with {code} after {time.monotonic() - begin:.0f} s\n")
     lines = log.read_text(encoding="utf-8").splitlines()
     say("\n".join(lines[-30:]))
