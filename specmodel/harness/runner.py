@@ -214,10 +214,9 @@ def _probe_all(run: Run, settings: list[CommPlan], at_once: int) -> None:
                 _note(run.folder, {**entry, "errors": errors, "elapsed_ms": result.elapsed_ms})
                 if result.outcome != "finished":
                     _give_up(run, setting, result)
-        except BaseException:
-            stop.set()  # Ctrl-C among others: what the other threads have started ends too
+        finally:
+            stop.set()  # after Ctrl-C, what the other threads have started ends too
             pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _give_up(run: Run, setting: CommPlan, result: GroupResult) -> None:
