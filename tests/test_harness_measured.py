@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from specmodel import io
-from specmodel.harness.results import addition_errors, calibration_of
+from specmodel.harness.results import addition_errors, calibration_of, falls
 from specmodel.harness.samples import json_schema, read_samples
 
 MEASURED = Path(__file__).resolve().parents[1] / "calibrations" / "measured"
@@ -113,3 +113,31 @@ def test_one_machine_and_shape_take_less_than_ten_minutes(name):
     assert {point["batch"] for point in verify} == {1, 4, 16, 64}
     assert max(point["tokens"] for point in verify) >= 512
     assert {point["num_steps"] for point in content["points"] if point["kind"] == "cycle"} == {0, 1, 2, 3, 5, 7, 10}
+
+
+def test_passes_that_are_faster_than_shorter_ones_are_said():
+    """Real ones: 13 tokens of the dense shape take less than 12. Made-up ones: only what exceeds noise and 0.5 %."""
+    content = read_samples(MEASURED / "h200-llama-3.1-8b.samples.json.gz")
+    share, before, after, point = falls(content)[0]
+    assert (before, after, point["batch"]) == (12, 13, 1)
+    assert 0.03 < share < 0.06
+    caveats = calibration_of(content, name="a", samples_name="a", samples_sha256="0" * 64).provenance.caveats
+    assert sum("12 to 13 tokens, batch 1" in text for text in caveats) == 1
+
+    def line(*medians_ms, sd_ms=0.001):
+        where = {"kind": "verify", "comm": "default", "batch": 1, "context_tokens": 1024, "cuda_graph": True}
+        summaries = ({"median_ms": ms, "sd_ms": sd_ms, "effective_samples": 25} for ms in medians_ms)
+        return {
+            "points": [
+                {**where, "disposition": "ok", "part": "all", "tokens": 1 + i, "summary": summary}
+                for i, summary in enumerate(summaries)
+            ]
+        }
+
+    assert falls(line(4.0, 4.0, 4.1)) == []
+    assert falls(line(4.0, 3.99)) == []  # 0.25 %
+    assert [fall[1:3] for fall in falls(line(4.0, 3.9, 3.7))] == [(2, 3), (1, 2)]
+    assert falls(line(4.0, 3.9, 3.7, sd_ms=0.5)) == []  # standard errors of 0.1 ms
+    apart = line(4.0, 3.0)
+    apart["points"][1]["comm"] = "ring-ll"
+    assert falls(apart) == []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from specmodel.calibration import Calibration
 
-__all__ = ["addition_errors", "calibration_of", "dispositions", "unmeasured"]
+__all__ = ["addition_errors", "calibration_of", "dispositions", "falls", "unmeasured"]
 
 _METHODS = {"eagle3": "eagle3", "model": "draft_model"}
 _DIGITS = 6
+_NOISE = 0.005  # of a median: what counts as known
 _HEALTHY = ("ok", "not_measured")  # of a setting: with one GPU there is nothing to measure
 _USABLE = ("ok", "noisy", "throttled")
 _NOTES = {
@@ -128,6 +131,13 @@ def _caveats(content: Mapping[str, Any], accepted: Iterable[str]) -> list[str]:
             f"measured in {content['run']['sittings']} sittings: cards of one name differ by some percent, should the "
             "machine have changed between them"
         )
+    if fallen := falls(content):
+        share, before, after, point = fallen[0]
+        where = f"batch {point['batch']}, context {point['context_tokens']}, {point['comm']}"
+        lines.append(
+            f"{len(fallen)} verify passes take less time than with fewer tokens, up to {100 * share:.1f} % "
+            f"({before} to {after} tokens, {where}): the libraries choose their kernels by size"
+        )
     lines += [f"cut for time: {cut}" for cut in content["run"]["cut"]]
     lines += [f"flagged by the machine: {flag}" for flag in content.get("flags", [])]
     shapes = [content["target"], *([content["draft"]["shape"]] if content["draft"] else [])]
@@ -166,6 +176,31 @@ def unmeasured(content: Mapping[str, Any], limit: int, accepted: Iterable[str] =
         for point in bad[:limit]
     ]
     return texts + ([f"and {len(bad) - limit} more"] if len(bad) > limit else [])
+
+
+def falls(content: Mapping[str, Any]) -> list[tuple[float, int, int, dict[str, Any]]]:
+    """List the verify passes that take less time than the next one of fewer tokens, beyond noise, the largest first.
+
+    Such a time is no fault (libraries choose their kernels by size), but whoever reads a table should know.
+
+    Returns
+    -------
+    list of (share, tokens before, tokens after, point)
+        By how much the time falls, as a share of the time before, if by more than 0.5 % and two standard errors.
+    """
+    lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for point in content["points"]:
+        if point["kind"] == "verify" and point.get("part", "all") == "all" and point["disposition"] in _USABLE:
+            where = (point["comm"], point["batch"], point["context_tokens"], point["cuda_graph"])
+            lines.setdefault(where, []).append(point)
+    found = []
+    for line in lines.values():
+        for less, more in pairwise(sorted(line, key=lambda point: int(point["tokens"]))):
+            a, b = less["summary"], more["summary"]
+            noise_ms = 2 * math.hypot(*(s["sd_ms"] / math.sqrt(s["effective_samples"]) for s in (a, b)))
+            if a["median_ms"] - b["median_ms"] > max(noise_ms, _NOISE * a["median_ms"]):
+                found.append((1 - b["median_ms"] / a["median_ms"], less["tokens"], more["tokens"], more))
+    return sorted(found, key=lambda fall: -fall[0])
 
 
 def addition_errors(content: Mapping[str, Any]) -> list[tuple[dict[str, Any], float]]:
