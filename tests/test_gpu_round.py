@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -135,8 +134,6 @@ def test_what_does_not_end_when_asked_is_killed_with_all_that_it_started(gpu_rou
         real(process)
 
     monkeypatch.setattr(gpu_round, "stop", stop)
-    begin = time.monotonic()
     assert gpu_round.finish([sys.executable, "-c", program, str(tmp_path)], subprocess.DEVNULL, 2) == 124
     assert len(seen) == 2
     assert running(tmp_path) == []
-    assert time.monotonic() - begin < 20

@@ -196,6 +196,21 @@ def test_faults_are_raised_not_asserted_and_never_swallowed_whole() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_test_passes_or_fails_by_a_clock() -> None:
+    """How long something takes depends on the machine: `tests/bench/` prints it. Waiting for an event may give up."""
+    clocks = {f"{name}{unit}" for name in ("perf_counter", "process_time", "monotonic", "time") for unit in ("", "_ns")}
+    wrong = []
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        waiting = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == "wait_for"]
+        allowed = {id(node) for function in waiting for node in ast.walk(function)}
+        for node in ast.walk(tree):
+            named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"
+            if named and node.attr in clocks and id(node) not in allowed:  # type: ignore[attr-defined]
+                wrong.append(f"{path.name}:{node.lineno}")  # type: ignore[attr-defined]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source archive that the checkout makes."""

@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +34,6 @@ ROOT = Path(__file__).parents[1]
 FIELD = ROOT / "calibrations" / "field"
 MEASURED = ROOT / "calibrations" / "measured"
 MOST_BYTES = 1_500_000
-MOST_MS = 3000.0
 
 
 def loaded(path: Path) -> ModuleType:
@@ -279,15 +277,11 @@ PICKED = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PICKED, ids=lambda p: p.stem)
-def test_pages_are_small_and_quick(path: Path) -> None:
-    """Trees, experts, many batches, tables alone: each within what a mail and a reader bear."""
-    model = sm.fit(sm.load(path))
-    start = time.process_time()
-    page = sm.report(model)
-    took_ms = 1000.0 * (time.process_time() - start)
+def test_pages_are_small(path: Path) -> None:
+    """Trees, experts, many batches, tables alone: each within what a mail bears."""
+    page = sm.report(sm.fit(sm.load(path)))
     Read(page)
     assert len(page.encode()) < MOST_BYTES
-    assert took_ms < MOST_MS
 
 
 @pytest.mark.slow
