@@ -266,6 +266,44 @@ def test_where_drafts_stop_early_a_cycle_costs_what_it_drafts() -> None:
     cases.identities(zero.predict(np.arange(9)), 1)
 
 
+@pytest.mark.parametrize("trigger", [0.9, 0.45, 0.1])
+def test_an_ngram_drafter_finds_a_match_now_and_then_and_offers_mixed_widths(trigger: float) -> None:
+    """Cycles without a match verify one token, those with one as many as the match was long, up to the limit.
+
+    The rate is tokens over time, each averaged over the cycles one by one: the truth is their enumeration.
+    """
+    widths, c, limit = np.array([1, 2, 4, 6]), 0.8, 6
+
+    def truth(most: int) -> tuple[float, float]:
+        """Mean tokens and mean time of a cycle that offers at most so many drafts."""
+        offered = np.append(np.minimum(widths, most), 0)
+        share = np.append(np.full(len(widths), trigger / len(widths)), 1.0 - trigger)
+        tokens = np.array([1.0 + sum(c**k for k in range(1, w + 1)) for w in offered])
+        cycle_ms = 20.0 * (1.0 + 0.02 * offered) + 0.05 * offered
+        return float(share @ tokens), float(share @ cycle_ms)
+
+    drafted = [trigger * float(np.mean(widths >= k)) for k in range(1, limit + 1)]
+    entry = {
+        "num_steps": limit,
+        "drafts": 100_000,
+        "drafted_per_position": [round(1e5 * r) for r in drafted],
+        "accepted_per_position": [round(1e5 * r * c**k) for k, r in enumerate(drafted, start=1)],
+    }
+    rows = [plain(50.0), *({"num_steps": k, "cycle_ms": truth(k)[1]} for k in (1, limit))]
+    model = fitted(rows, acceptance=[entry], model={"method": "ngram"}, system={"engine": cases.LOOP})
+    for most in (2, 3, 4, 5):
+        tokens, cycle_ms = truth(most)
+        p = model.predict(most)
+        assert p.acceptance_length == pytest.approx(tokens, rel=0.005)
+        assert p.cycle_ms == pytest.approx(cycle_ms, rel=0.01)
+        low, high = p.interval(0.9)
+        assert low < 1000.0 * tokens / cycle_ms < high
+    # A drafter that seldom finds anything costs what plain decoding does, and gains as little.
+    assert model.predict(limit).tok_s / 50.0 - 1.0 == pytest.approx(
+        20.0 * truth(limit)[0] / truth(limit)[1] - 1.0, abs=0.02
+    )
+
+
 def test_eager_passes_are_a_mode_of_their_own() -> None:
     """Rows outside CUDA graphs inform the eager prediction, and do not slow the captured one."""
     rows = [plain(), spec(3, 180.0, 2.5), spec(3, 120.0, 2.5, cuda_graph=False), plain(60.0, verify_cuda_graph=False)]
